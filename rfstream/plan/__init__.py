@@ -1,0 +1,1 @@
+"""The plan: pure functions of integers. Imports nothing of Ray or torch."""
