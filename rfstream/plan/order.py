@@ -42,7 +42,8 @@ class Fragments:
 class Block:
     """One shuffle block of one epoch, small enough to travel inside a read task.
 
-    ``start`` is the position of its first sample in the epoch's order; ``first`` and ``samples`` describe its fragments.
+    ``start`` is the position of its first sample in the epoch's order; ``first`` and ``samples`` describe its
+    fragments.
     """
 
     seed: int
@@ -62,7 +63,9 @@ class Block:
 @lru_cache(maxsize=8)
 def block_rows(block: Block) -> IntArray:
     """Index rows of the block's samples in the epoch's order, int64 (block.size,), read-only."""
-    rows = np.concatenate([np.arange(f, f + n, dtype=np.int64) for f, n in zip(block.first, block.samples, strict=True)])
+    rows = np.concatenate(
+        [np.arange(f, f + n, dtype=np.int64) for f, n in zip(block.first, block.samples, strict=True)]
+    )
     if block.shuffle:
         rows = rows[permutation(len(rows), "rfstream.block", block.seed, block.epoch, block.index)]
     rows.flags.writeable = False
@@ -73,8 +76,8 @@ def block_rows(block: Block) -> IntArray:
 class EpochOrder:
     """An epoch's order over ``fragments``.
 
-    ``fragment_order`` int64 (F,) lists fragments as read; block b is ``fragment_order[edges[b]:edges[b + 1]]`` and starts
-    at position ``starts[b]``; ``starts[-1]`` is the number of samples.
+    ``fragment_order`` int64 (F,) lists fragments as read; block b is ``fragment_order[edges[b]:edges[b + 1]]`` and
+    starts at position ``starts[b]``; ``starts[-1]`` is the number of samples.
     """
 
     fragments: Fragments

@@ -26,7 +26,8 @@ class Position:
 
 
 def state_of(position: Position, windows: Windows, fingerprint: Fingerprint) -> dict[str, Any]:
-    """JSON-able state. The place is kept in samples of the whole world, so that another (W, A) of the same G can use it."""
+    """JSON-able state. The place is kept in samples of the whole world, so that another (W, A) of the same G can use
+    it."""
     samples = position.batch * windows.world_size * windows.batch_size
     return {"version": STATE_VERSION, "epoch": position.epoch, "samples": samples, "fingerprint": dict(fingerprint)}
 
@@ -54,6 +55,7 @@ def position_of(state: Mapping[str, Any], windows: Windows, fingerprint: Fingerp
     if samples % step or samples > windows.positions:
         raise StateError(
             f"the saved data position ({samples} samples into epoch {epoch}) is not a step of world size "
-            f"{windows.world_size} x batch_size {windows.batch_size} = {step}: resume with the world size it was saved under"
+            f"{windows.world_size} x batch_size {windows.batch_size} = {step}: resume with the world size "
+            f"it was saved under"
         )
     return Position(epoch, samples // step).normalised(windows.batches_per_rank)

@@ -14,9 +14,9 @@ Tail = Literal["wrap", "drop"]
 class Windows:
     """How ``samples`` are dealt to ``world_size`` ranks in windows of ``grad_accum`` batches of ``batch_size`` each.
 
-    Batch m (of the whole world) holds positions ``m * B <= p < (m + 1) * B`` and is micro-step ``m // W`` of rank ``m % W``.
-    A window is complete or absent. ``tail="wrap"`` completes the last one with further samples of the same epoch,
-    ``tail="drop"`` leaves the incomplete one out.
+    Batch m (of the whole world) holds positions ``m * B <= p < (m + 1) * B`` and is micro-step ``m // W`` of rank ``m
+    % W``. A window is complete or absent. ``tail="wrap"`` completes the last one with further samples of the same
+    epoch, ``tail="drop"`` leaves the incomplete one out.
 
     Raises:
         PlanError: under ``drop`` when the samples do not fill one window.
@@ -35,7 +35,8 @@ class Windows:
             raise PlanError("the split has no samples")
         if self.windows == 0:
             raise PlanError(
-                f"{self.samples} samples do not fill one window of {self.window_samples} = world size {self.world_size} x "
+                f"{self.samples} samples do not fill one window of {self.window_samples} = world size "
+                f"{self.world_size} x "
                 f"stream.grad_accum {self.grad_accum} x stream.batch_size {self.batch_size}: lower one of them, or set "
                 "stream.tail=wrap"
             )
@@ -53,7 +54,8 @@ class Windows:
 
     @property
     def positions(self) -> int:
-        """Positions an epoch emits over all ranks; under ``wrap`` those from ``samples`` on repeat the epoch's first."""
+        """Positions an epoch emits over all ranks; under ``wrap`` those from ``samples`` on repeat the epoch's
+        first."""
         return self.windows * self.window_samples
 
     @property

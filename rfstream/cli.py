@@ -1,0 +1,90 @@
+"""``rfstream ...``: the command line. One sentence and exit status 1 for whatever a user can put right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rfstream.config import load_config
+from rfstream.dataset.pack import pack
+from rfstream.errors import RFStreamError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.command()(pack)
+
+ConfigFile = Annotated[Path, typer.Argument(help="YAML configuration.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
+
+
+@app.command()
+def index(
+    path: Annotated[str, typer.Argument(help="Folder of a pack that RF-DETR wrote.")],
+    split: Annotated[str, typer.Argument(help="Split to index.")],
+) -> None:
+    """Write the sample and fragment tables of a pack that has none."""
+    from rfstream.dataset.pack import index_pack
+
+    index_pack(path, split)
+
+
+@app.command()
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks to plan for.")] = 1,
+) -> None:
+    """Say what a run will do, before it is paid for."""
+    from rich.console import Console
+
+    from rfstream.tools.report import plan_report
+
+    Console().print(plan_report(load_config(config, overrides or ()), world_size))
+
+
+@app.command()
+def ledger(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Parquet file to write.")] = Path("ledger.parquet"),
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs to record.")] = 1,
+    actors: Annotated[int | None, typer.Option(min=1, help="Decode actors, in place of decode.actors.")] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks to stream to.")] = 1,
+) -> None:
+    """Stream the training split and record every sample's place, pixels and targets."""
+    from rfstream.tools.ledger import make_ledger, write_ledger
+
+    pool = [f"decode.actors=[{actors},{actors}]"] if actors else []
+    table = make_ledger(load_config(config, [*(overrides or ()), *pool]), epochs=epochs, world_size=world_size)
+    write_ledger(table, out)
+    typer.echo(f"{len(table)} samples of {epochs} epochs in {out}")
+
+
+@app.command()
+def verify(
+    first: Annotated[Path, typer.Argument(help="A ledger.")],
+    second: Annotated[Path, typer.Argument(help="Another.")],
+) -> None:
+    """Compare two ledgers by position; exit with status 1 and the first difference if they differ."""
+    from rfstream.tools.ledger import first_difference, read_ledger
+
+    difference = first_difference(read_ledger(first), read_ledger(second))
+    if difference is not None:
+        typer.echo(f"{first} and {second} differ at {difference}", err=True)
+        raise typer.Exit(1)
+    typer.echo("equal: the same samples, pixels and targets at every position")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except RFStreamError as error:
+        typer.echo(f"rfstream: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Every knob: typed, validated, documented. A file, ``key=value`` overrides and keyword arguments build the same
+models."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rfstream.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Section):
+    """Where the packed dataset is."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Folder of the pack: a local path or any fsspec URL."""
+    splits: dict[str, str] = {"train": "train", "val": "val"}
+    """Role (what code asks for) -> split name in the pack."""
+
+
+class StreamConfig(_Section):
+    """Order, batches and waits."""
+
+    batch_size: Positive = 16
+    """B: samples of one forward pass on one rank."""
+    grad_accum: Positive = 1
+    """A: batches of one rank per optimizer step."""
+    global_batch: Positive | None = None
+    """G: samples per optimizer step over all ranks; sets ``grad_accum`` to G / (world size x batch_size)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of order and augmentation."""
+    shuffle: bool = True
+    """Permute fragments and samples anew each epoch."""
+    tail: Literal["wrap", "drop"] = "wrap"
+    """Complete the last window with further samples of the epoch, or leave it out."""
+    block_bytes: ByteSize = ByteSize(256 * 1024**2)
+    """Encoded bytes whose samples are permuted together."""
+    timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """The longest any wait may last, seconds."""
+    assembly: Literal["auto", "fused", "staged"] = "auto"
+    """Read inside the decode actors (``fused``, for local bytes) or in read tasks before them (``staged``, for remote
+    bytes); ``auto`` looks at the path."""
+
+    @model_validator(mode="after")
+    def _one_accumulation(self) -> StreamConfig:
+        if self.global_batch is not None:
+            if "grad_accum" in self.model_fields_set:
+                raise ValueError("set either grad_accum or global_batch, not both")
+            if self.global_batch % self.batch_size:
+                raise ValueError(f"global_batch {self.global_batch} is not a multiple of batch_size {self.batch_size}")
+        return self
+
+    @field_validator("block_bytes")
+    @classmethod
+    def _block_not_empty(cls, value: ByteSize) -> ByteSize:
+        if value < 1:
+            raise ValueError("must be at least 1 byte")
+        return value
+
+
+class DecodeConfig(_Section):
+    """The pool that turns bytes into pixels."""
+
+    actors: tuple[Positive, Positive] = (1, 8)
+    """Fewest and most decode actors, one CPU each."""
+    masks: bool = False
+    """Rasterise instance masks from the annotations' segmentation."""
+    pad_multiple: Positive = 1
+    """Pad each batch's height and width to a multiple of this."""
+    label_selector: dict[str, str] | None = None
+    """Ray node labels that decode actors need, e.g. ``{rfstream.io/role: decode}`` to stay off the GPU nodes."""
+
+    @field_validator("actors")
+    @classmethod
+    def _min_below_max(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if value[0] > value[1]:
+            raise ValueError(f"the minimum {value[0]} exceeds the maximum {value[1]}: write [min, max]")
+        return value
+
+
+class CpuTransform(_Section):
+    """An augmentation of single samples in the decode actors: a Python callable or a serialised Albumentations
+    pipeline."""
+
+    transform: str | None = None
+    """``package.module:name`` of a callable that returns the transform (see ``rfstream.stream.augment``)."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of that callable."""
+    albumentations: dict[str, Any] | None = None
+    """What ``A.to_dict(compose)`` returned."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> CpuTransform:
+        if (self.transform is None) == (self.albumentations is None):
+            raise ValueError(
+                "set exactly one of transform (package.module:name) and albumentations (a serialised pipeline)"
+            )
+        if self.albumentations is not None and self.args:
+            raise ValueError("args belong to transform; a serialised pipeline takes none")
+        return self
+
+
+class Normalize(_Section):
+    """Per-channel statistics of images scaled to 0..1."""
+
+    mean: tuple[float, float, float]
+    std: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+
+
+class DeviceConfig(_Section):
+    """The stage on the training device."""
+
+    normalize: Literal["imagenet", "none"] | Normalize = "imagenet"
+    """Subtract the mean and divide by the standard deviation after scaling to 0..1."""
+    kornia: list[dict[str, Any]] = []
+    """Kornia augmentations in order, ``{name: RandomHorizontalFlip, p: 0.5, ...}``; training only."""
+
+
+class AugmentConfig(_Section):
+    """What happens to a sample between its bytes and the model."""
+
+    cpu: CpuTransform | None = None
+    """For training splits."""
+    eval: CpuTransform | None = None
+    """For evaluation splits: usually a resize, nothing random."""
+    device: DeviceConfig = DeviceConfig()
+
+
+class TrainConfig(_Section):
+    """A training run of ``pipelines/train.py``."""
+
+    launcher: Literal["local", "ray", "torchrun"] = "local"
+    """One process; Ray Train workers; or ranks that ``torchrun`` started."""
+    workers: Positive = 1
+    """Ranks under ``launcher: ray``."""
+    epochs: Positive = 1
+    model: str | None = None
+    """``package.module:name`` of a callable ``(class_names, **model_args) -> LightningModule``."""
+    model_args: dict[str, Any] = {}
+    output: str = "runs/train"
+    """Folder for checkpoints and logs."""
+    accelerator: str = "auto"
+    max_failures: Annotated[int, Field(ge=-1)] = 0
+    """Worker failures that Ray Train recovers from; -1 for any number."""
+    resume: str | None = None
+    """Checkpoint to continue from."""
+
+
+class Config(_Section):
+    """The whole configuration."""
+
+    data: DataConfig
+    stream: StreamConfig = StreamConfig()
+    decode: DecodeConfig = DecodeConfig()
+    augment: AugmentConfig = AugmentConfig()
+    train: TrainConfig = TrainConfig()
+
+    def __init__(self, **values: Any) -> None:
+        """Validate keyword arguments, nested ones as mappings or models.
+
+        Raises:
+            ConfigError: one sentence per fault that names the key, what was given and what is allowed.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(_sentence(fault) for fault in error.errors())) from None
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and apply ``dotted.key=value`` overrides, whose values are read as YAML too.
+
+    Raises:
+        ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
+        )
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def import_object(path: str, key: str) -> Callable[..., Any]:
+    """The callable named ``package.module:name`` by configuration key ``key``.
+
+    Raises:
+        ConfigError: if the form, the module, the name or its kind is wrong.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{key}={path!r} is not of the form package.module:name")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise ConfigError(f"{key}={path!r}: module {module_name} can't be imported ({error})") from error
+    except AttributeError:
+        raise ConfigError(f"{key}={path!r}: module {module_name} has no {name}") from None
+    if not callable(found):
+        raise ConfigError(f"{key}={path!r} is not callable")
+    return found  # type: ignore[no-any-return]
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+    node = values
+    for key in keys[:-1]:
+        if node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {key} holds a value, not a section")
+    node[keys[-1]] = value
+
+
+def _sentence(fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"]) or "configuration"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {key}{_known(fault['loc'])}"
+    if fault["type"] == "missing":
+        return f"{key} is required"
+    given = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
+    return f"{key}: {message[:1].lower()}{message[1:]}{given}"
+
+
+def _known(loc: tuple[int | str, ...]) -> str:
+    model: Any = Config
+    for part in loc[:-1]:
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+        if model is None:
+            return ""
+    return f" (known here: {', '.join(model.model_fields)})"

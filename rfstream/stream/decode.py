@@ -1,0 +1,109 @@
+"""``decode``: encoded samples -> one batch in NumPy arrays. Runs in the actor pool, and in evaluation's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rfstream.config import CpuTransform
+from rfstream.dataset.tar import EncodedSample
+from rfstream.errors import SampleError
+from rfstream.plan.keys import sample_key
+from rfstream.stream.augment import Image, Target, build_transform
+from rfstream.stream.image import decode_rgb
+from rfstream.stream.targets import parse_sidecar, targets_of
+from rfstream.stream.wire import WireBatch
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """What a decoder does, in a few hashable values that travel with every task."""
+
+    seed: int
+    labels: tuple[tuple[int, int], ...]
+    transform: str
+    """The :class:`CpuTransform` as JSON, or the empty string."""
+    transform_key: str
+    masks: bool
+    pad_multiple: int
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    image: Image
+    target: Target
+    image_id: int
+    orig_size: tuple[int, int]
+
+
+class Decoder:
+    """Decodes, augments and collates batches. Holds no state that a batch could leave behind."""
+
+    def __init__(self, spec: DecodeSpec) -> None:
+        config = CpuTransform.model_validate_json(spec.transform) if spec.transform else None
+        self._transform = build_transform(config, spec.transform_key)
+        self._labels = dict(spec.labels)
+        self._spec = spec
+
+    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+        """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
+
+        Raises:
+            SampleError: naming shard, key, file and reason.
+        """
+        decoded = [self._sample(s, epoch, first_position + i) for i, s in enumerate(samples)]
+        return WireBatch(epoch, batch, [s.key for s in samples], _collate(decoded, self._spec.pad_multiple))
+
+    def _sample(self, sample: EncodedSample, epoch: int, position: int) -> _Decoded:
+        name = ""
+        try:
+            image_id, name, annotations = parse_sidecar(sample.sidecar)
+            image = decode_rgb(sample.image)
+            target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
+        except Exception as error:  # Pillow raises many kinds for a file it can't read
+            where = f"shard {sample.shard}, key {sample.key}" + (f" (file {name})" if name else "")
+            raise SampleError(f"{where}: {error}; repair or remove the file and pack again") from error
+        out, target = self._transform(image, target, sample_key(self._spec.seed, epoch, position))
+        return _Decoded(out, target, image_id, (image.shape[0], image.shape[1]))
+
+
+@lru_cache(maxsize=8)
+def decoder_of(spec: DecodeSpec) -> Decoder:
+    """This process's decoder for ``spec``: built once, whichever task comes first."""
+    return Decoder(spec)
+
+
+def _collate(decoded: Sequence[_Decoded], multiple: int) -> dict[str, npt.NDArray[Any]]:
+    """Pad images at the bottom and right with zeros to a common size; lay target fields end to end."""
+    height, width = (-(-max(d.image.shape[axis] for d in decoded) // multiple) * multiple for axis in (0, 1))
+    images = np.empty((len(decoded), 3, height, width), dtype=np.uint8)
+    for frame, d in zip(images, decoded, strict=True):
+        h, w = d.image.shape[:2]
+        frame[:, :h, :w] = d.image.transpose(2, 0, 1)
+        frame[:, h:] = 0
+        frame[:, :h, w:] = 0
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "images": images,
+        "sizes": np.array([d.image.shape[:2] for d in decoded], dtype=np.int64),
+        "orig_sizes": np.array([d.orig_size for d in decoded], dtype=np.int64),
+        "image_ids": np.array([d.image_id for d in decoded], dtype=np.int64),
+        "offsets": np.cumsum([0, *(len(d.target["boxes"]) for d in decoded)], dtype=np.int64),
+    }
+    fields = [name for name in decoded[0].target if name != "masks"]
+    arrays |= {name: np.concatenate([d.target[name] for d in decoded]) for name in fields}
+    if "masks" in decoded[0].target:
+        arrays["masks"] = np.concatenate([_pack_masks(d.target["masks"], height, width) for d in decoded])
+    return arrays
+
+
+def _pack_masks(masks: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Masks (n, h, w) in a frame of (height, width), eight pixels a byte: uint8 (n, ceil(height * width / 8))."""
+    n, h, w = masks.shape
+    framed = np.zeros((n, height, width), dtype=bool)
+    framed[:, :h, :w] = masks
+    return np.packbits(framed.reshape(n, -1), axis=1)

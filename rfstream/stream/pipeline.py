@@ -1,0 +1,132 @@
+"""The Ray Data job: plan -> read -> decode, one row = one batch = one block, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
+
+from rfstream.config import Config
+from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.storage import local_path
+from rfstream.errors import ConfigError
+from rfstream.plan.position import Position
+from rfstream.plan.tasks import StreamPlan
+from rfstream.plan.windows import evaluation_batches
+from rfstream.stream.decode import DecodeSpec
+from rfstream.stream.source import BatchSource, ReaderSpec, decode_row, evaluation_functions, training_functions
+
+BATCHES_PER_TASK = 4
+"""Consecutive batches of a fused read task: few enough to balance, enough to pay for the task."""
+TASKS_PER_EXECUTION = 2000
+"""Ray ends the actor pool with each execution, so one spans as many epochs as this many tasks allow (at least one)."""
+BUFFERED_BLOCKS = 8
+"""Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer
+leave actors idle."""
+TASKS_IN_FLIGHT = 4
+READ_CONCURRENCY = 2
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A split as a Ray Data job, ready to be built from any position."""
+
+    config: Config
+    index: SplitIndex
+    plan: StreamPlan
+    decode: DecodeSpec
+
+    @property
+    def fused(self) -> bool:
+        """Whether reading happens inside the decode actors."""
+        assembly = self.config.stream.assembly
+        return local_path(self.index.path) is not None if assembly == "auto" else assembly == "fused"
+
+    @property
+    def reader(self) -> ReaderSpec:
+        """Which pack the tasks read."""
+        return ReaderSpec(self.index.path, self.index.split, self.index.digest)
+
+    def epochs_per_execution(self) -> int:
+        """Epochs that one execution spans."""
+        batches = self.plan.windows.batches
+        per_epoch = -(-batches // BATCHES_PER_TASK) if self.fused else self.plan.order(0).blocks
+        return max(1, TASKS_PER_EXECUTION // per_epoch)
+
+    def training(self, start: Position) -> Dataset:
+        """Batches of all ranks in order, from ``start`` to the end of :meth:`epochs_per_execution` epochs."""
+        refuse_what_can_never_run(self.config)
+        decode = self.config.decode
+        pool = ActorPoolStrategy(
+            min_size=decode.actors[0], max_size=decode.actors[1], max_tasks_in_flight_per_actor=TASKS_IN_FLIGHT
+        )
+        where: dict[str, Any] = {"label_selector": decode.label_selector} if decode.label_selector else {}
+        epochs = self.epochs_per_execution()
+        if self.fused:
+            functions = partial(
+                training_functions, self.plan, start, epochs, BATCHES_PER_TASK, self.reader, self.decode
+            )
+            return _read(functions, compute=pool, num_cpus=1, **where)
+        functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None)
+        encoded = _read(functions, compute=TaskPoolStrategy(size=READ_CONCURRENCY), num_cpus=0)
+        return encoded.map_batches(
+            decode_row,
+            fn_kwargs={"decode": self.decode},
+            batch_size=None,
+            batch_format="pyarrow",
+            zero_copy_batch=True,
+            compute=pool,
+            num_cpus=1,
+            **where,
+        )
+
+    def evaluation(self, rank: int, world_size: int) -> Dataset:
+        """One rank's evaluation batches in index order, decoded in tasks that no training actor can starve."""
+        batches = evaluation_batches(self.index.num_samples, world_size, self.config.stream.batch_size, rank)
+        functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
+        where: dict[str, Any] = {}
+        if self.config.decode.label_selector:
+            where["label_selector"] = self.config.decode.label_selector
+        return _read(functions, compute=TaskPoolStrategy(size=self.config.decode.actors[1]), num_cpus=0, **where)
+
+
+def refuse_what_can_never_run(config: Config) -> None:
+    """Compare the smallest decode pool with what the cluster has or may grow to.
+
+    Raises:
+        ConfigError: with the numbers, if the pool can never start.
+    """
+    cpus = int(max(ray.cluster_resources().get("CPU", 0), _autoscaler_limits().get("CPU", 0)))
+    smallest = config.decode.actors[0]
+    if smallest > cpus:
+        raise ConfigError(
+            f"decode.actors asks for at least {smallest} CPUs and the Ray cluster has or may grow to {cpus}: lower the "
+            "minimum, or add nodes"
+        )
+
+
+def _autoscaler_limits() -> dict[str, int]:
+    """The most of each resource that the cluster's own configuration lets it grow to; empty where it can't grow."""
+    from ray._private.state import state  # no public call tells it
+
+    return state.get_max_resources_from_cluster_config() or {}
+
+
+def _read(functions: Any, **options: Any) -> Dataset:
+    """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context."""
+    count = sum(1 for _ in functions())
+    # As many blocks as tasks, or Ray inserts a step that splits them.
+    dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
+    _configure(dataset.context)
+    return dataset
+
+
+def _configure(context: DataContext) -> None:
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = 1  # so that every row becomes a block of its own
+    context.execution_options.preserve_order = True
+    context._max_num_blocks_in_streaming_gen_buffer = BUFFERED_BLOCKS

@@ -1,0 +1,139 @@
+"""Ray Data sources that execute a plan: each task yields one Arrow row per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.plan.position import Position
+from rfstream.plan.tasks import StreamPlan, Task
+from rfstream.stream.decode import DecodeSpec, decoder_of
+from rfstream.stream.wire import to_row
+
+
+@dataclass(frozen=True)
+class ReaderSpec:
+    """Which pack to read: a few strings that travel with every task."""
+
+    path: str
+    split: str
+    digest: str
+
+
+@lru_cache(maxsize=8)
+def reader_of(spec: ReaderSpec) -> TarReader:
+    """This process's reader for ``spec``."""
+    return TarReader(spec.path, spec.split, spec.digest)
+
+
+ReadFn = Callable[[], Iterable[pa.Table]]
+
+
+class BatchSource(Datasource):  # type: ignore[misc]
+    """A source of whole batches: ``functions()`` gives one read function per task, each with its number of rows.
+
+    The tasks are made anew wherever Ray asks for them, so what is pickled to Ray's coordinator is the plan, not its
+    result.
+    """
+
+    def __init__(self, functions: Callable[[], Iterator[tuple[ReadFn, int]]]) -> None:
+        super().__init__()
+        self._functions = functions
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Unknown before decoding."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        """All tasks in order; ``parallelism`` is theirs to decide, not Ray's."""
+        return [
+            ReadTask(fn, BlockMetadata(num_rows=rows, size_bytes=None, input_files=None, exec_stats=None))
+            for fn, rows in self._functions()
+        ]
+
+
+def training_functions(
+    plan: StreamPlan,
+    start: Position,
+    epochs: int,
+    batches_per_task: int | None,
+    reader: ReaderSpec,
+    decode: DecodeSpec | None,
+) -> Iterator[tuple[ReadFn, int]]:
+    """Read functions of a training stream. With ``decode`` they yield decoded batches (fused), else encoded ones
+    (staged)."""
+    for task in plan.tasks(start, epochs, batches_per_task):
+        fn = partial(_read_encoded, task, reader) if decode is None else partial(_read_decoded, task, reader, decode)
+        yield fn, task.hi - task.lo
+
+
+def evaluation_functions(
+    batches: Sequence[tuple[int, int]],
+    rank: int,
+    world_size: int,
+    per_task: int,
+    reader: ReaderSpec,
+    decode: DecodeSpec,
+) -> Iterator[tuple[ReadFn, int]]:
+    """Read functions of one rank's evaluation batches, each ``(lo, hi)`` rows of the index."""
+    for first in range(0, len(batches), per_task):
+        chosen = batches[first : first + per_task]
+        numbers = [(first + i) * world_size + rank for i in range(len(chosen))]
+        yield partial(_read_evaluation, list(zip(numbers, chosen, strict=True)), reader, decode), len(chosen)
+
+
+def decode_row(row: pa.Table, decode: DecodeSpec) -> pa.Table:
+    """Staged decoding: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
+    columns = {name: row.column(name)[0] for name in row.column_names}
+    samples = [
+        EncodedSample(shard.as_py(), key.as_py(), image.as_buffer().to_pybytes(), sidecar.as_py())
+        for shard, key, image, sidecar in zip(
+            *(columns[n] for n in ("shards", "keys", "images", "sidecars")), strict=True
+        )
+    ]
+    epoch, batch = columns["epoch"].as_py(), columns["batch"].as_py()
+    return to_row(decoder_of(decode).batch(samples, epoch, batch, columns["position"].as_py()))
+
+
+def _read_decoded(task: Task, reader: ReaderSpec, decode: DecodeSpec) -> Iterator[pa.Table]:
+    for m in range(task.lo, task.hi):
+        samples = reader_of(reader).read(task.rows(m, m + 1))
+        yield to_row(decoder_of(decode).batch(samples, task.epoch, m, m * task.batch_size))
+
+
+def _read_encoded(task: Task, reader: ReaderSpec) -> Iterator[pa.Table]:
+    # The whole block at once: its samples lie in few fragments, each one range request.
+    samples = reader_of(reader).read(task.rows(task.lo, task.hi))
+    for i, m in enumerate(range(task.lo, task.hi)):
+        chosen = samples[i * task.batch_size : (i + 1) * task.batch_size]
+        yield _encoded_row(chosen, task.epoch, m, m * task.batch_size)
+
+
+def _read_evaluation(
+    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReaderSpec, decode: DecodeSpec
+) -> Iterator[pa.Table]:
+    for number, (lo, hi) in batches:
+        samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))
+        yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
+
+
+def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, position: int) -> pa.Table:
+    return pa.table(
+        {
+            "epoch": [epoch],
+            "batch": [batch],
+            "position": [position],
+            "shards": [[s.shard for s in samples]],
+            "keys": [[s.key for s in samples]],
+            "images": pa.array([[s.image for s in samples]], type=pa.large_list(pa.large_binary())),
+            "sidecars": pa.array([[s.sidecar for s in samples]], type=pa.large_list(pa.large_binary())),
+        }
+    )

@@ -1,0 +1,262 @@
+"""From one running execution to the iterator of each rank: hand-over between processes, and a rank's feed."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import pyarrow as pa
+import ray
+import torch.distributed as dist
+from ray.data import DataIterator
+
+from rfstream.errors import RFStreamError, StreamError
+from rfstream.plan.position import Position
+from rfstream.stream.pipeline import Pipeline
+from rfstream.session import ensure_ray
+
+PREFETCHED = 2
+"""Batches that a rank holds ready: one being consumed, one behind it."""
+
+
+def open_splits(pipeline: Pipeline, start: Position) -> list[DataIterator]:
+    """Start an execution at ``start``; one iterator a rank, batch m going to iterator m % W."""
+    splits: list[DataIterator] = pipeline.training(start).streaming_split(pipeline.plan.windows.world_size, equal=False)
+    return splits
+
+
+class HandOver(Protocol):
+    """How a rank comes by its iterator."""
+
+    def iterator(self, start: Position) -> DataIterator:
+        """This rank's iterator of an execution that begins at ``start``; all ranks ask for the same."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalHandOver:
+    """World size 1: the rank opens its own."""
+
+    pipeline: Pipeline
+
+    def iterator(self, start: Position) -> DataIterator:
+        """See :class:`HandOver`."""
+        ensure_ray(self.pipeline.config.decode.actors[1])
+        return open_splits(self.pipeline, start)[0]
+
+
+class ThreadHandOver:
+    """Ranks that are threads of one process, as the ledger runs them: the last to arrive opens for all."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._splits: list[DataIterator] = []
+        self._barrier = threading.Barrier(pipeline.plan.windows.world_size, timeout=pipeline.config.stream.timeout_s)
+
+    def of_rank(self, rank: int) -> HandOver:
+        """The hand-over as ``rank`` sees it."""
+        return _ThreadRank(self, rank)
+
+    def wait_for_all(self, rank: int) -> None:
+        """Return when every rank has called this.
+
+        Raises:
+            StreamError: if one does not within ``stream.timeout_s``, or failed.
+        """
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise StreamError(
+                f"rank {rank} waited in vain for the other ranks: one of them failed or is stuck"
+            ) from None
+
+    def take(self, rank: int, start: Position) -> DataIterator:
+        """Rank ``rank``'s iterator; waits for all ranks."""
+        try:
+            if self._barrier.wait() == 0:
+                ensure_ray(self._pipeline.config.decode.actors[1])
+                self._splits = open_splits(self._pipeline, start)
+            self._barrier.wait()
+            return self._splits[rank]
+        except threading.BrokenBarrierError:
+            raise StreamError(f"rank {rank} waited in vain for the other ranks to start at {start}") from None
+        except BaseException:
+            self._barrier.abort()
+            raise
+
+
+@dataclass(frozen=True)
+class _ThreadRank:
+    shared: ThreadHandOver
+    rank: int
+
+    def iterator(self, start: Position) -> DataIterator:
+        return self.shared.take(self.rank, start)
+
+
+class GroupHandOver:
+    """Ranks of a ``torch.distributed`` group: rank 0 opens and sends the others theirs, and the cluster's address."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._group: dist.ProcessGroup | None = None
+        self._kept: list[DataIterator] = []
+
+    def iterator(self, start: Position) -> DataIterator:
+        """See :class:`HandOver`. Collective over the default group.
+
+        Raises:
+            StreamError: if a rank fails (its reason on all ranks), if ranks ask for different positions, or if one does
+                not arrive within ``stream.timeout_s``.
+        """
+        rank = dist.get_rank()
+        mine: dict[str, Any] = {"rank": rank, "start": start}
+        if rank == 0:
+            mine |= self._open(start)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        try:
+            dist.all_gather_object(gathered, mine, group=self._gloo())
+        except RuntimeError as error:
+            wait = self._pipeline.config.stream.timeout_s
+            raise StreamError(
+                f"rank {rank} waited for the other ranks to start epoch {start.epoch} "
+                f"(stream.timeout_s={wait:g}): {error}"
+            ) from error
+        if "error" in gathered[0]:
+            raise StreamError(f"rank 0 could not start the stream: {gathered[0]['error']}")
+        elsewhere = [g for g in gathered if g["start"] != start]
+        if elsewhere:
+            other = elsewhere[0]
+            raise StreamError(
+                f"rank {rank} starts at {start} but rank {other['rank']} at {other['start']}: resume all ranks alike"
+            )
+        if not ray.is_initialized():
+            ray.init(address=gathered[0]["address"], logging_level="ERROR", log_to_driver=False)
+        split: DataIterator = pickle.loads(gathered[0]["splits"][rank])
+        return split
+
+    def _open(self, start: Position) -> dict[str, Any]:
+        try:
+            ensure_ray(self._pipeline.config.decode.actors[1])
+            self._kept = open_splits(self._pipeline, start)  # Ray ends the coordinator with its last owner's handle
+            splits = [ray.cloudpickle.dumps(s) for s in self._kept]
+            return {"splits": splits, "address": ray.get_runtime_context().gcs_address}
+        except RFStreamError as error:
+            return {"error": str(error)}
+
+    def _gloo(self) -> dist.ProcessGroup:
+        # A group of its own: objects travel over the CPU whatever the training backend is, and its waits are bounded.
+        if self._group is None:
+            timeout = timedelta(seconds=self._pipeline.config.stream.timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        return self._group
+
+
+class Feed:
+    """A rank's batches, pulled ahead by a thread, with a bounded wait for each.
+
+    ``describe`` says what is being waited for, for the message when the wait runs out.
+    """
+
+    def __init__(self, rows: Callable[[], Any], end: Callable[[], None], timeout_s: float) -> None:
+        self._queue: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
+        self._stop = threading.Event()
+        self._timeout = timeout_s
+        self._thread = threading.Thread(
+            target=_pump, args=(rows, self._queue, self._stop), name="rfstream-feed", daemon=True
+        )
+        self._thread.start()
+        self.close = weakref.finalize(self, _close, self._stop, self._queue, self._thread, end)
+
+    def next(self, waiting_for: str) -> pa.Table | None:
+        """The next row, or ``None`` at the end of the execution.
+
+        Raises:
+            StreamError: if the wait runs out, or the pipeline failed: then with the pipeline's own error as the cause.
+        """
+        try:
+            item = self._queue.get(timeout=self._timeout)
+        except queue.Empty:
+            raise StreamError(
+                f"{waiting_for} did not arrive within stream.timeout_s={self._timeout:g} s; "
+                f"{_cluster_state()}: raise the "
+                "timeout if the data is slow, else look for a starved or dead decode pool"
+            ) from None
+        if isinstance(item, BaseException):
+            raise _translated(item, waiting_for) from item
+        return item
+
+
+def _pump(rows: Callable[[], Any], out: queue.Queue[Any], stop: threading.Event) -> None:
+    last: BaseException | None = None
+    iterator = iter(())
+    try:
+        iterator = iter(rows())
+        for row in iterator:
+            if not _put(out, row, stop):
+                break
+    except BaseException as error:
+        last = error
+    finally:
+        if hasattr(iterator, "close"):
+            iterator.close()  # tells Ray that this rank is done
+    _put(out, last, stop)
+
+
+def _put(out: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            out.put(item, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _close(stop: threading.Event, out: queue.Queue[Any], thread: threading.Thread, end: Callable[[], None]) -> None:
+    stop.set()
+    end()
+    while not out.empty():
+        out.get_nowait()
+    if thread is not threading.current_thread():
+        thread.join(timeout=10)
+
+
+def split_feed(split: DataIterator, timeout_s: float, *, owner: bool) -> Feed:
+    """The feed of a rank's split. Closing the owner's ends the execution for all ranks."""
+    coordinator = split._coord_actor
+
+    def end() -> None:
+        if owner and ray.is_initialized():
+            # The only way to end an execution at once whose consumers are blocked in it.
+            ray.kill(coordinator)
+
+    def rows() -> Any:
+        return split.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=PREFETCHED)
+
+    return Feed(rows, end, timeout_s)
+
+
+def _cluster_state() -> str:
+    try:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        return f"the Ray cluster has {free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs free"
+    except Exception:  # the cluster is gone: that is the finding
+        return "the Ray cluster does not answer"
+
+
+def _translated(error: BaseException, waiting_for: str) -> StreamError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RFStreamError):
+            return StreamError(str(cause))
+        inner = getattr(cause, "cause", None)
+        cause = inner if isinstance(inner, BaseException) else cause.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return StreamError(f"{waiting_for} failed: {type(error).__name__}: {lines[-1].strip() if lines else 'no message'}")
