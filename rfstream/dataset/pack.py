@@ -1,0 +1,194 @@
+"""COCO or Roboflow folders -> tar shards, index and tables, one Ray task a shard."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rfstream.dataset.coco import SplitFiles, find_splits, read_split
+from rfstream.dataset.index import CategoryIds, SplitIndex, check_split
+from rfstream.dataset.publish import describe_pack, publish, staging
+from rfstream.dataset.shards import Item, WrittenShard, write_shard
+from rfstream.errors import DatasetError
+from rfstream.plan.keys import permutation
+
+MAX_SHARD_BYTES = 100 * 1024 * 1024
+_CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one has failed
+
+
+@dataclass(frozen=True)
+class _ShardPlan:
+    """One task: which samples go into shard ``number``; ``first`` is the row of the first."""
+
+    number: int
+    first: int
+    items: list[Item]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.size for item in self.items)
+
+
+_Job = tuple[int, _ShardPlan]  # number of the split, and a shard of it
+
+
+def pack(
+    source: Annotated[str, typer.Argument(help="Folder of a COCO or Roboflow dataset.")],
+    output: Annotated[str, typer.Argument(help="Folder to write the pack to.")],
+    *,
+    splits: Annotated[
+        str | None, typer.Option(help="Splits, by comma: 'train,valid:val' packs valid as val. Default: all found.")
+    ] = None,
+    annotations: Annotated[
+        str | None, typer.Option(help="One annotation file, for a layout that is not found by itself.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="Image folder of --annotations; default: SOURCE.")] = None,
+    max_shard_bytes: Annotated[int, typer.Option(help="A shard ends with the sample that reaches this size.")] = (
+        MAX_SHARD_BYTES
+    ),
+    category_ids: Annotated[
+        CategoryIds, typer.Option(help="Labels: 'remap' numbers the categories 0, 1, ...; 'raw' keeps their ids.")
+    ] = "remap",
+    shuffle_seed: Annotated[int | None, typer.Option(help="Pack in an order shuffled with this seed.")] = None,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> list[SplitIndex]:
+    """Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.
+
+    Everything is checked before anything is written, and nothing is published unless all splits were written. Equal
+    input gives equal bytes, whatever the number of CPUs. A Ray cluster that runs is used, else a local one is started;
+    its nodes must see both folders.
+
+    Returns:
+        The index of each split, in the order packed.
+
+    Raises:
+        DatasetError: on the first thing in the source that training could not use.
+    """
+    if max_shard_bytes <= 0:
+        raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
+    chosen = _choose(Path(source).absolute(), splits, annotations, images)
+    sources = [read_split(files, category_ids) for files in chosen]
+    plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
+    destination = Path(output).absolute()
+    with staging(destination) as folder:
+        written = _write_all(folder, plans, progress)
+        staged = [
+            (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
+            for s, shards in zip(sources, written, strict=True)
+        ]
+        return [publish(destination, folder, *one) for one in staged]
+
+
+def _choose(source: Path, splits: str | None, annotations: str | None, images: str | None) -> list[SplitFiles]:
+    """The splits to pack, under the names they shall have in the pack."""
+    pairs = [] if splits is None else [_pair(part) for part in splits.split(",")]
+    if annotations is not None:
+        if len(pairs) != 1:
+            raise DatasetError("--annotations names one file: give the one name that it shall have with --splits")
+        return [SplitFiles(pairs[0][1], Path(annotations), Path(images).absolute() if images else source)]
+    if images is not None:
+        raise DatasetError("--images goes with --annotations: name the annotation file too")
+    found = find_splits(source)
+    pairs = pairs or [(name, name) for name in found]
+    absent = [name for name, _ in pairs if name not in found]
+    if absent:
+        raise DatasetError(f"{source}: has no split {absent[0]!r}; it has {', '.join(sorted(found))}")
+    names = [check_split(name) for _, name in pairs]
+    if len(set(names)) != len(names):
+        raise DatasetError(f"splits {splits!r}: two splits would have the same name in the pack")
+    return [SplitFiles(name, found[at].annotations, found[at].images) for at, name in pairs]
+
+
+def _pair(part: str) -> tuple[str, str]:
+    """``"valid:val"`` -> on disk ``valid``, in the pack ``val``."""
+    on_disk, _, name = part.strip().partition(":")
+    return check_split(on_disk), check_split(name or on_disk)
+
+
+def _ordered(items: list[Item], shuffle_seed: int | None) -> list[Item]:
+    if shuffle_seed is None:
+        return items
+    return [items[i] for i in permutation(len(items), "rfstream.pack", shuffle_seed)]
+
+
+def _plan(items: Sequence[Item], max_shard_bytes: int) -> list[_ShardPlan]:
+    """Cut the samples into shards; a shard ends with the sample that reaches ``max_shard_bytes``."""
+    plans: list[_ShardPlan] = []
+    first, nbytes = 0, 0
+    for row, item in enumerate(items):
+        nbytes += item.tar_bytes
+        if nbytes >= max_shard_bytes or row == len(items) - 1:
+            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1])))
+            first, nbytes = row + 1, 0
+    return plans
+
+
+def _write_all(folder: Path, plans: Sequence[Sequence[_ShardPlan]], progress: bool) -> list[list[WrittenShard]]:
+    """Write every shard of every split to ``folder``; returns them in order, split by split."""
+    jobs = [(split, plan) for split, of_split in enumerate(plans) for plan in of_split]
+    written: dict[tuple[int, int], WrittenShard] = {}
+    columns = (
+        TextColumn("packing"),
+        BarColumn(),
+        TextColumn("{task.fields[images]}/{task.fields[of]} images"),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, disable=not progress) as bar:
+        done = 0
+        total = sum(len(plan.items) for _, plan in jobs)
+        task = bar.add_task("", total=sum(plan.nbytes for _, plan in jobs), images=0, of=total)
+        for (split, plan), shard in _run(folder, jobs):
+            written[split, plan.number] = shard
+            done += len(plan.items)
+            bar.update(task, advance=plan.nbytes, images=done)
+    return [[written[split, plan.number] for plan in of_split] for split, of_split in enumerate(plans)]
+
+
+def _run(folder: Path, jobs: Sequence[_Job]) -> Iterator[tuple[_Job, WrittenShard]]:
+    """Run one task a shard, at most two a CPU at a time; yields each job with its result as it ends."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init()
+    write = ray.remote(_write)
+    at_once = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting = iter(jobs)
+    running = {write.remote(str(folder), job[1]): job for job in islice(waiting, at_once)}
+    try:
+        while running:
+            (ref,), _ = ray.wait(list(running), num_returns=1)
+            job = running.pop(ref)
+            yield job, _result(ray.get, ref, job[1])
+            running.update({write.remote(str(folder), more[1]): more for more in islice(waiting, 1)})
+    finally:
+        for ref in running:
+            ray.cancel(ref)
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=_CANCEL_SECONDS)
+
+
+def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
+    """The task. Each attempt writes a file of its own, so a retry never meets what a lost worker still writes."""
+    return write_shard(Path(folder) / f"{uuid.uuid4().hex}.tar", plan.number, plan.first, plan.items)
+
+
+def _result(get: Callable[[Any], WrittenShard], ref: Any, plan: _ShardPlan) -> WrittenShard:
+    import ray.exceptions
+
+    try:
+        return get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DatasetError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        reason = str(error).splitlines()[0]
+        raise DatasetError(f"shard {plan.number} was lost with its worker ({reason}); pack again") from error

@@ -1,0 +1,139 @@
+"""Atomic publication of a packed split.
+
+Everything is written to a hidden staging folder inside the destination. Then shards and tables move in under names with
+a token of the content, the index replaces the former one in a single rename, and only then do the files of the former
+generation go. Whoever dies on the way leaves the former pack whole; what is left of it goes at the next run.
+
+Advisory locks (``flock``) tell the dead from the living: each run holds one on its staging folder, which the kernel
+drops when the process ends however it ends. A lock on the destination itself serialises sweeping and publishing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rfstream.dataset import storage, tables
+from rfstream.dataset.index import INDEX_VERSION, CategoryIds, SplitIndex, index_name, read_index, shard_name
+from rfstream.dataset.shards import WrittenShard
+from rfstream.errors import DatasetError
+
+_STAGING = ".rfstream-pack-"
+
+
+@contextmanager
+def staging(destination: Path) -> Iterator[Path]:
+    """A staging folder inside ``destination`` that goes when the block ends; those of dead runs go first."""
+    destination.mkdir(parents=True, exist_ok=True)
+    with _locked(destination):
+        _sweep(destination)
+        folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=destination))
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock on ``folder``, waiting for it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    except OSError as error:
+        raise DatasetError(
+            f"{folder}: can't be locked ({storage.describe(error)}); pack to a local disk and copy"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(destination: Path) -> None:
+    """Remove the staging folders that no living run holds."""
+    for folder in destination.glob(f"{_STAGING}*"):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def describe_pack(
+    split: str,
+    categories: Sequence[dict[str, Any]],
+    annotated: Sequence[int],
+    category_ids: CategoryIds,
+    shards: Sequence[WrittenShard],
+) -> tuple[str, dict[str, Any]]:
+    """Generation token and index document of a pack, both as RF-DETR's packer makes them.
+
+    The token is 8 hex digits over the index's other fields and the shards' digests.
+    """
+    counts = [len(shard.samples) for shard in shards]
+    about = {
+        "split": split,
+        "num_samples": sum(counts),
+        "categories": list(categories),
+        "annotated_category_ids": list(annotated),
+        "category_ids": category_ids,
+        "samples_per_shard": counts,
+    }
+    content = json.dumps({"index": about, "digests": [shard.digest for shard in shards]}, sort_keys=True)
+    generation = hashlib.sha256(content.encode()).hexdigest()[:8]
+    names = [shard_name(split, generation, number) for number in range(len(shards))]
+    return generation, {"version": INDEX_VERSION, "split": split, "shards": names} | about
+
+
+def publish(
+    destination: Path, folder: Path, generation: str, index: dict[str, Any], shards: Sequence[WrittenShard]
+) -> SplitIndex:
+    """Move a staged split into ``destination`` and make it the current one; returns its index."""
+    split: str = index["split"]
+    names = tables.write_tables(str(folder), split, generation, [shard.samples for shard in shards])
+    staged_index = folder / index_name(split)
+    with storage.replacing(str(staged_index)) as file:
+        file.write(json.dumps(index).encode())
+    with _locked(destination):
+        former = _owned(destination, split)
+        moved = [*zip([shard.file for shard in shards], index["shards"], strict=True), *zip(names, names, strict=True)]
+        for staged, name in moved:
+            (folder / staged).replace(destination / name)
+        _sync(destination)
+        staged_index.replace(destination / index_name(split))
+        _sync(destination)
+        for name in former - {name for _, name in moved}:
+            (destination / name).unlink(missing_ok=True)
+    return read_index(str(destination), split)
+
+
+def _owned(destination: Path, split: str) -> set[str]:
+    """Files of the split's generations: what the current index lists, and what a killed run may have moved in."""
+    pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
+    owned = {entry.name for entry in destination.iterdir() if pattern.fullmatch(entry.name)}
+    with suppress(DatasetError):
+        owned |= {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
+    return owned
+
+
+def _sync(folder: Path) -> None:
+    """Make renames in ``folder`` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

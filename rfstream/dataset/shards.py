@@ -1,0 +1,98 @@
+"""One tar shard: written from files and sidecars, or scanned back into sample rows."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from rfstream.dataset import storage, tables
+from rfstream.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sample to pack: its image file, and the JSON member that goes beside it.
+
+    ``size`` is the image file's size in bytes when the pack was planned; ``objects`` the number of annotations.
+    """
+
+    image: str
+    ext: str
+    size: int
+    sidecar: bytes
+    width: int | None
+    height: int | None
+    objects: int
+
+    @property
+    def tar_bytes(self) -> int:
+        """What the sample takes up in a tar: two headers and two padded payloads."""
+        return 2 * tables.BLOCK + tables.padded(self.size) + tables.padded(len(self.sidecar))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A shard in the staging folder: its file there, the SHA-256 of its bytes in hex, and its sample rows."""
+
+    file: str
+    digest: str
+    samples: pa.Table
+
+
+def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> WrittenShard:
+    """Write ``items``, whose first sample has row ``first``, as shard ``number`` at ``path``.
+
+    The members are those that RF-DETR's packer writes: ``{row:08d}.{ext}`` and ``{row:08d}.json``, mode 0644, and zero
+    for times and owners, so equal input gives equal bytes.
+
+    Raises:
+        DatasetError: if an image can't be read or changed since the pack was planned, or the shard can't be written.
+    """
+    rows = []
+    try:
+        with path.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for row, item in enumerate(items, start=first):
+                    key, image = f"{row:08d}", _read_image(item)
+                    image_offset = _add(tar, f"{key}.{item.ext}", image)
+                    json_offset = _add(tar, f"{key}.json", item.sidecar)
+                    where = (image_offset, item.size, json_offset, len(item.sidecar))
+                    rows.append((number, key, item.ext, *where, item.width, item.height, item.objects))
+            file.flush()
+            os.fsync(file.fileno())
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DatasetError(f"{path}: the shard can't be written ({storage.describe(error)})") from error
+    return WrittenShard(path.name, digest, sample_table(rows))
+
+
+def sample_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
+    """A table of ``tables.SAMPLES`` from rows in the order of its columns."""
+    columns = list(zip(*rows, strict=True))
+    return pa.table([pa.array(c, field.type) for c, field in zip(columns, tables.SAMPLES, strict=True)], tables.SAMPLES)
+
+
+def _read_image(item: Item) -> bytes:
+    try:
+        data = Path(item.image).read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{item.image}: the image can't be read ({storage.describe(error)})") from error
+    if len(data) != item.size:
+        raise DatasetError(f"{item.image}: {item.size} bytes when the pack began, {len(data)} now; pack again")
+    return data
+
+
+def _add(tar: tarfile.TarFile, name: str, payload: bytes) -> int:
+    """Append a member; returns the offset of its payload."""
+    member = tarfile.TarInfo(name)  # zero times and owners, mode 0644
+    member.size = len(payload)
+    tar.addfile(member, io.BytesIO(payload))
+    return tar.offset - tables.padded(len(payload))

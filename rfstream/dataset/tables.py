@@ -1,0 +1,119 @@
+"""The two Parquet tables beside a split's index: one row a sample, one row a fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rfstream.dataset import storage
+from rfstream.errors import DatasetError
+from rfstream.plan.order import Fragments
+
+BLOCK = 512  # a tar file is a sequence of blocks of this many bytes
+FRAGMENT_BYTES = 8 * 1024 * 1024
+
+SAMPLES = pa.schema(
+    [
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("ext", pa.string(), nullable=False),
+        pa.field("image_offset", pa.int64(), nullable=False),
+        pa.field("image_size", pa.int64(), nullable=False),
+        pa.field("json_offset", pa.int64(), nullable=False),
+        pa.field("json_size", pa.int64(), nullable=False),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("objects", pa.int32(), nullable=False),
+    ]
+)
+FRAGMENTS = pa.schema(
+    [
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("first", pa.int64(), nullable=False),
+        pa.field("samples", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("nbytes", pa.int64(), nullable=False),
+    ]
+)
+
+
+TableName = Literal["samples", "fragments"]
+
+
+def table_name(split: str, generation: str, table: TableName) -> str:
+    """File name of one of a split's tables."""
+    return f"{split}-{generation}.{table}.parquet"
+
+
+def padded(size: int) -> int:
+    """``size`` bytes rounded up to whole tar blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def extents(samples: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """First byte (of the header) and the byte past the last of each sample in its shard, int64 (n,) each."""
+    column = {name: samples[name].to_numpy() for name in ("image_offset", "image_size", "json_offset", "json_size")}
+    start = np.minimum(column["image_offset"], column["json_offset"]) - BLOCK
+    end = np.maximum(column["image_offset"] + column["image_size"], column["json_offset"] + column["json_size"])
+    return start, end
+
+
+def fragments_of(shard: int, first: int, samples: pa.Table) -> pa.Table:
+    """Cut one shard, whose first sample has row ``first``, where its samples cross a multiple of 8 MiB."""
+    start, end = extents(samples)
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(start // FRAGMENT_BYTES)) + 1, [len(start)]])
+    at, count = cuts[:-1], np.diff(cuts)
+    columns = {
+        "shard": np.full(len(at), shard, dtype=np.int32),
+        "first": first + at,
+        "samples": count,
+        "offset": start[at],
+        "nbytes": end[at + count - 1] - start[at],
+    }
+    return pa.table(columns, schema=FRAGMENTS)
+
+
+def write_tables(folder: str, split: str, generation: str, shards: Sequence[pa.Table]) -> list[str]:
+    """Write both tables of a split from the sample tables of its shards; returns their file names.
+
+    The samples have one row group a shard, so that a reader takes only the shards it needs.
+    """
+    names = [table_name(split, generation, "samples"), table_name(split, generation, "fragments")]
+    with storage.replacing(storage.join(folder, names[0])) as file, pq.ParquetWriter(file, SAMPLES) as writer:
+        for table in shards:
+            writer.write_table(table, row_group_size=max(1, len(table)))
+    rows = np.concatenate([[0], np.cumsum([len(table) for table in shards])]).tolist()
+    fragments = [fragments_of(i, rows[i], table) for i, table in enumerate(shards)]
+    with storage.replacing(storage.join(folder, names[1])) as file:
+        pq.write_table(pa.concat_tables(fragments), file)
+    return names
+
+
+def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
+    """The fragments of a split of ``num_samples`` in pack order; ``reindex`` is what a message tells the user to do.
+
+    Raises:
+        DatasetError: if the table is unreadable or does not describe that many samples.
+    """
+    try:
+        with storage.open_binary(url) as file:
+            table = conform(pq.read_table(file), FRAGMENTS)
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{url}: not a readable fragment table ({storage.describe(error)}); {reindex}") from None
+    first, samples, nbytes = (table[name].to_numpy() for name in ("first", "samples", "nbytes"))
+    contiguous = len(first) > 0 and samples.min() > 0 and np.array_equal(first, np.cumsum(samples) - samples)
+    if not contiguous or samples.sum() != num_samples or nbytes.min() < 0:
+        raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
+    return Fragments(first, samples, nbytes)
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """``table`` with the columns and types of ``schema``; raises ArrowInvalid if it lacks a column or can't be cast."""
+    absent = set(schema.names) - set(table.column_names)
+    if absent:
+        raise pa.ArrowInvalid(f"no column {min(absent)!r}")
+    return table.select(schema.names).cast(schema)

@@ -1,0 +1,216 @@
+"""Encoded samples out of a pack's tar shards, by row, with few and large reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rfstream.dataset import storage, tables
+from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.errors import DatasetError, SampleError
+from rfstream.plan.keys import IntArray
+
+# Two samples this near in a shard are one read: on a remote store a request costs more than the bytes between them.
+_MAX_GAP = 64 * 1024
+_MAX_READ = 8 * 1024 * 1024
+_OPEN_FILES = 32
+_CACHED_SHARDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSample:
+    """One sample as it lies in its shard: ``image`` is the encoded file, ``sidecar`` the JSON member."""
+
+    shard: str
+    key: str
+    image: bytes
+    sidecar: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one sample lies; ``slot`` is its place in the answer."""
+
+    slot: int
+    shard: int
+    key: str
+    image: tuple[int, int]
+    sidecar: tuple[int, int]
+
+    @property
+    def start(self) -> int:
+        return min(self.image[0], self.sidecar[0])
+
+    @property
+    def end(self) -> int:
+        return max(self.image[1], self.sidecar[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardRows:
+    """The rows of one shard: keys, and int64 (n, 4) of image begin, image end, JSON begin, JSON end."""
+
+    keys: list[str]
+    spans: IntArray
+
+
+class _OpenFile:
+    """A local file open for positioned reads, closed when nobody holds it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def read(self, start: int, end: int) -> bytes:
+        return os.pread(self._descriptor, end - start, start)
+
+
+class TarReader:
+    """Reads samples of one split by their row in the index.
+
+    It pickles to a few strings, so it travels in a task's arguments; index, rows and open files are loaded on first use
+    in each process and stay bounded.
+
+    Args:
+        path: folder or fsspec URL of the pack.
+        split: name of the split.
+        digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+    """
+
+    def __init__(self, path: str, split: str, digest: str) -> None:
+        self._path, self._split, self._digest = str(path), split, digest
+
+    def __reduce__(self) -> tuple[type[TarReader], tuple[str, str, str]]:
+        return TarReader, (self._path, self._split, self._digest)
+
+    def read(self, rows: IntArray) -> list[EncodedSample]:
+        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
+
+        Neighbours in a shard are fetched with one range request.
+
+        Raises:
+            DatasetError: if the pack has changed or lacks a file, or there is no such row.
+            SampleError: if a shard ends before a sample does; names shard and key.
+        """
+        groups = list(_coalesce(self._places(np.asarray(rows, dtype=np.int64))))
+        found: list[EncodedSample | None] = [None] * len(rows)
+        for group, data in zip(groups, self._fetch(groups), strict=True):
+            for place in group:
+                found[place.slot] = self._cut(place, data, group[0].start)
+        return [sample for sample in found if sample is not None]
+
+    @cached_property
+    def _index(self) -> SplitIndex:
+        index = read_index(self._path, self._split)
+        if index.digest != self._digest:
+            raise DatasetError(
+                f"{self._path}: split {self._split!r} was packed again since this run began (index {index.digest}, "
+                f"planned on {self._digest}); start the run again"
+            )
+        return index
+
+    @cached_property
+    def _urls(self) -> list[str]:
+        return [storage.join(self._path, shard) for shard in self._index.shards]
+
+    @cached_property
+    def _table(self) -> pq.ParquetFile:
+        url = self._index.table_url("samples")
+        try:
+            local = storage.local_path(url)
+            return pq.ParquetFile(local if local is not None else storage.open_remote(url))
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)})") from None
+
+    @cached_property
+    def _first_rows(self) -> IntArray:
+        """Row of the first sample of each shard and, last, the number of samples: int64 (shards + 1,)."""
+        metadata = self._table.metadata
+        counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        if len(counts) != len(self._index.shards) or sum(counts) != self._index.num_samples:
+            raise DatasetError(
+                f"{self._path}: the sample table of {self._split!r} does not fit the index; {self._index.reindex}"
+            )
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @cached_property
+    def _rows_of(self) -> Callable[[int], _ShardRows]:
+        return lru_cache(_CACHED_SHARDS)(lambda shard, table=self._table: _shard_rows(table, shard))
+
+    @cached_property
+    def _open(self) -> Callable[[str], _OpenFile]:
+        return lru_cache(_OPEN_FILES)(lambda path: _OpenFile(Path(path)))
+
+    def _places(self, rows: IntArray) -> list[_Place]:
+        """Where each row's sample lies, sorted by shard and offset."""
+        first = self._first_rows
+        if len(rows) and (rows.min() < 0 or rows.max() >= first[-1]):
+            raise DatasetError(
+                f"{self._path}: split {self._split!r} has rows 0 to {first[-1] - 1}, not {rows.tolist()}"
+            )
+        shards = np.searchsorted(first, rows, side="right") - 1
+        inside = rows - first[shards]
+        places = []
+        for slot, (shard, row) in enumerate(zip(shards.tolist(), inside.tolist(), strict=True)):
+            table = self._rows_of(shard)
+            a, b, c, d = table.spans[row].tolist()
+            places.append(_Place(slot, shard, table.keys[row], (a, b), (c, d)))
+        return sorted(places, key=lambda place: (place.shard, place.start))
+
+    def _fetch(self, groups: list[list[_Place]]) -> list[bytes]:
+        """The bytes that each group spans; shorter where the shard ends early."""
+        if not groups:
+            return []
+        urls = [self._urls[group[0].shard] for group in groups]
+        spans = [(group[0].start, max(place.end for place in group)) for group in groups]
+        try:
+            locals_ = [storage.local_path(url) for url in urls]
+            if locals_[0] is None:
+                return storage.read_ranges(urls, [a for a, _ in spans], [b for _, b in spans])
+            return [self._open(str(path)).read(a, b) for path, (a, b) in zip(locals_, spans, strict=True)]
+        except OSError as error:
+            reason = storage.describe(error)
+            raise DatasetError(f"{', '.join(sorted(set(urls)))}: can't be read ({reason})") from error
+
+    def _cut(self, place: _Place, data: bytes, origin: int) -> EncodedSample:
+        shard = self._index.shards[place.shard]
+        if place.end - origin > len(data):
+            raise SampleError(
+                f"{self._urls[place.shard]}: sample {place.key} ends at byte {place.end} but the shard stops at byte "
+                f"{origin + len(data)}: it is truncated; copy or pack it again"
+            )
+        image, sidecar = (data[a - origin : b - origin] for a, b in (place.image, place.sidecar))
+        return EncodedSample(shard, place.key, image, sidecar)
+
+
+def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
+    """Group places, sorted by shard and offset, that one read should fetch together."""
+    group: list[_Place] = []
+    end = 0
+    for place in places:
+        near = group and place.shard == group[0].shard and place.start - end <= _MAX_GAP
+        if group and not (near and max(end, place.end) - group[0].start <= _MAX_READ):
+            yield group
+            group = []
+        end = max(end, place.end) if group else place.end
+        group.append(place)
+    if group:
+        yield group
+
+
+def _shard_rows(table: pq.ParquetFile, shard: int) -> _ShardRows:
+    columns = ("image_offset", "image_size", "json_offset", "json_size")
+    rows = tables.conform(table.read_row_group(shard), tables.SAMPLES)
+    image, image_size, sidecar, sidecar_size = (rows[name].to_numpy() for name in columns)
+    spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
+    return _ShardRows(rows["key"].to_pylist(), spans)
