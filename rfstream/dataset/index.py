@@ -105,6 +105,10 @@ class SplitIndex:
             raise DatasetError(f"{url} does not exist: {self.reindex} once")
         return url
 
+    def shard_url(self, number: int) -> str:
+        """Path or URL of a shard."""
+        return storage.join(self.path, self.shards[number])
+
     @property
     def reindex(self) -> str:
         """The command that writes the tables."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rfstream.dataset import storage
 from rfstream.dataset.coco import SplitFiles, find_splits, read_split
-from rfstream.dataset.index import CategoryIds, SplitIndex, check_split
+from rfstream.dataset.index import CategoryIds, SplitIndex, check_split, read_index
 from rfstream.dataset.publish import describe_pack, publish, staging
-from rfstream.dataset.shards import Item, WrittenShard, write_shard
+from rfstream.dataset.shards import Item, WrittenShard, scan_shard, write_shard
+from rfstream.dataset.tables import write_tables
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import permutation
 
 MAX_SHARD_BYTES = 100 * 1024 * 1024
+_SCAN_THREADS = 8
 _CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one has failed
 
 
@@ -73,10 +77,10 @@ def pack(
     """
     if max_shard_bytes <= 0:
         raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
-    chosen = _choose(Path(source).absolute(), splits, annotations, images)
+    destination = _folder(output)
+    chosen = _choose(_folder(source), splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
     plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
-    destination = Path(output).absolute()
     with staging(destination) as folder:
         written = _write_all(folder, plans, progress)
         staged = [
@@ -84,6 +88,14 @@ def pack(
             for s, shards in zip(sources, written, strict=True)
         ]
         return [publish(destination, folder, *one) for one in staged]
+
+
+def _folder(name: str) -> Path:
+    """The local folder that ``name`` names, absolute, since tasks have working folders of their own."""
+    local = storage.local_path(name)
+    if local is None:
+        raise DatasetError(f"{name}: pack from and to local or mounted folders, then copy the pack, its index last")
+    return local.absolute()
 
 
 def _choose(source: Path, splits: str | None, annotations: str | None, images: str | None) -> list[SplitFiles]:
@@ -156,18 +168,19 @@ def _run(folder: Path, jobs: Sequence[_Job]) -> Iterator[tuple[_Job, WrittenShar
     """Run one task a shard, at most two a CPU at a time; yields each job with its result as it ends."""
     import ray
 
-    if not ray.is_initialized():
-        ray.init()
+    from rfstream.session import ensure_ray
+
+    ensure_ray()
     write = ray.remote(_write)
     at_once = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = iter(jobs)
-    running = {write.remote(str(folder), job[1]): job for job in islice(waiting, at_once)}
+    running = {write.remote(str(folder), plan): (split, plan) for split, plan in islice(waiting, at_once)}
     try:
         while running:
             (ref,), _ = ray.wait(list(running), num_returns=1)
             job = running.pop(ref)
-            yield job, _result(ray.get, ref, job[1])
-            running.update({write.remote(str(folder), more[1]): more for more in islice(waiting, 1)})
+            yield job, _result(ref, job[1])
+            running.update({write.remote(str(folder), plan): (split, plan) for split, plan in islice(waiting, 1)})
     finally:
         for ref in running:
             ray.cancel(ref)
@@ -180,11 +193,11 @@ def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     return write_shard(Path(folder) / f"{uuid.uuid4().hex}.tar", plan.number, plan.first, plan.items)
 
 
-def _result(get: Callable[[Any], WrittenShard], ref: Any, plan: _ShardPlan) -> WrittenShard:
-    import ray.exceptions
+def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:
+    import ray
 
     try:
-        return get(ref)
+        shard: WrittenShard = ray.get(ref)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, DatasetError):
             raise error.cause from None
@@ -192,3 +205,39 @@ def _result(get: Callable[[Any], WrittenShard], ref: Any, plan: _ShardPlan) -> W
     except ray.exceptions.RayError as error:
         reason = str(error).splitlines()[0]
         raise DatasetError(f"shard {plan.number} was lost with its worker ({reason}); pack again") from error
+    return shard
+
+
+def index_pack(path: str, split: str) -> SplitIndex:
+    """Write the sample and fragment tables of a packed split that has none, such as one that RF-DETR packed.
+
+    Only the headers and the JSON members of the shards are read. The tables appear whole or not at all.
+
+    Args:
+        path: folder or fsspec URL of the pack.
+        split: name of the split.
+
+    Returns:
+        The split's index.
+
+    Raises:
+        DatasetError: if index or shards are damaged, or contradict each other.
+    """
+    index = read_index(path, split)
+    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        shards = list(pool.map(lambda i: scan_shard(index.shard_url(i), i), range(len(index.shards))))
+    counts = [len(shard) for shard in shards]
+    expected = list(index.samples_per_shard) or counts
+    wrong = next((i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b), None)
+    if wrong is not None:
+        raise DatasetError(
+            f"{index.shard_url(wrong)}: holds {counts[wrong]} samples, the index says {expected[wrong]}; "
+            "copy or pack it again"
+        )
+    if sum(counts) != index.num_samples:
+        raise DatasetError(
+            f"{index.path}: the shards of {split!r} hold {sum(counts)} samples, the index says {index.num_samples}; "
+            "copy or pack them again"
+        )
+    write_tables(index.path, split, index.generation, shards)
+    return index

@@ -32,13 +32,18 @@ _STAGING = ".rfstream-pack-"
 
 @contextmanager
 def staging(destination: Path) -> Iterator[Path]:
-    """A staging folder inside ``destination`` that goes when the block ends; those of dead runs go first."""
-    destination.mkdir(parents=True, exist_ok=True)
-    with _locked(destination):
-        _sweep(destination)
-        folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=destination))
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """A staging folder inside ``destination`` that goes when the block ends; those of dead runs go first.
+
+    Raises:
+        DatasetError: if the system refuses to make or lock it.
+    """
+    with _os_errors(destination):
+        destination.mkdir(parents=True, exist_ok=True)
+        with _locked(destination):
+            _sweep(destination)
+            folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=destination))
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield folder
     finally:
@@ -47,30 +52,39 @@ def staging(destination: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on ``folder``, waiting for it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _os_errors(destination: Path) -> Iterator[None]:
+    """What the system refuses while the block works in ``destination``, in one sentence."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     except OSError as error:
-        raise DatasetError(
-            f"{folder}: can't be locked ({storage.describe(error)}); pack to a local disk and copy"
-        ) from error
+        name = error.filename or destination
+        raise DatasetError(f"{destination}: can't be packed to: {name}: {storage.describe(error)}") from error
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of ``folder``."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock on ``folder``, waiting for it."""
+    with _opened(folder) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _sweep(destination: Path) -> None:
     """Remove the staging folders that no living run holds."""
     for folder in destination.glob(f"{_STAGING}*"):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+        with suppress(FileNotFoundError, BlockingIOError), _opened(folder) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def describe_pack(
@@ -102,38 +116,41 @@ def describe_pack(
 def publish(
     destination: Path, folder: Path, generation: str, index: dict[str, Any], shards: Sequence[WrittenShard]
 ) -> SplitIndex:
-    """Move a staged split into ``destination`` and make it the current one; returns its index."""
+    """Move a split staged in ``folder`` into ``destination`` and make it the current one; returns its index.
+
+    Raises:
+        DatasetError: if the system refuses a write; the former pack then stays the current one.
+    """
     split: str = index["split"]
-    names = tables.write_tables(str(folder), split, generation, [shard.samples for shard in shards])
-    staged_index = folder / index_name(split)
-    with storage.replacing(str(staged_index)) as file:
-        file.write(json.dumps(index).encode())
-    with _locked(destination):
-        former = _owned(destination, split)
-        moved = [*zip([shard.file for shard in shards], index["shards"], strict=True), *zip(names, names, strict=True)]
-        for staged, name in moved:
-            (folder / staged).replace(destination / name)
-        _sync(destination)
-        staged_index.replace(destination / index_name(split))
-        _sync(destination)
-        for name in former - {name for _, name in moved}:
-            (destination / name).unlink(missing_ok=True)
+    with _os_errors(destination):
+        names = tables.write_tables(str(folder), split, generation, [shard.samples for shard in shards])
+        staged_index = folder / index_name(split)
+        with storage.replacing(str(staged_index)) as file:
+            file.write(json.dumps(index).encode())
+        staged = [*(shard.file for shard in shards), *names]
+        final = [*index["shards"], *names]
+        with _locked(destination):
+            former = _owned(destination, split)
+            for source, name in zip(staged, final, strict=True):
+                (folder / source).replace(destination / name)
+            _sync(destination)
+            staged_index.replace(destination / index_name(split))
+            _sync(destination)
+            for name in former - set(final):
+                (destination / name).unlink(missing_ok=True)
     return read_index(str(destination), split)
 
 
 def _owned(destination: Path, split: str) -> set[str]:
     """Files of the split's generations: what the current index lists, and what a killed run may have moved in."""
     pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
-    owned = {entry.name for entry in destination.iterdir() if pattern.fullmatch(entry.name)}
+    listed: set[str] = set()
     with suppress(DatasetError):
-        owned |= {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
-    return owned
+        listed = {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
+    return {entry.name for entry in destination.iterdir() if entry.name in listed or pattern.fullmatch(entry.name)}
 
 
 def _sync(folder: Path) -> None:
     """Make renames in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
 
 from rfstream.dataset import storage, tables
+from rfstream.dataset.index import IMAGE_EXTENSIONS, check_inside
 from rfstream.errors import DatasetError
 
 
@@ -72,6 +75,60 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
     except OSError as error:
         raise DatasetError(f"{path}: the shard can't be written ({storage.describe(error)})") from error
     return WrittenShard(path.name, digest, sample_table(rows))
+
+
+def scan_shard(url: str, number: int) -> pa.Table:
+    """The sample rows of the shard at ``url``, the pack's ``number``-th, from its headers and JSON members.
+
+    A sample is a run of members whose names agree up to the first dot, as WebDataset defines it.
+
+    Raises:
+        DatasetError: if the tar is damaged, a member is no plain file or its name leaves the folder, or a sample lacks
+            its image or a readable JSON; names shard and key.
+    """
+    try:
+        with storage.open_binary(url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            members = (_plain(url, member) for member in tar if not member.isdir())
+            rows = [
+                (number, *_sample_row(f"{url}: sample {key}", tar, key, list(run)))
+                for key, run in groupby(members, key=lambda member: _split_name(member.name)[0])
+            ]
+    except (OSError, tarfile.TarError) as error:
+        raise DatasetError(f"{url}: not a whole tar file ({storage.describe(error)}); copy or pack it again") from error
+    if not rows:
+        raise DatasetError(f"{url}: holds no samples; pack it again")
+    return sample_table(rows)
+
+
+def _plain(url: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """``member``, if it is an ordinary file."""
+    check_inside(member.name, f"{url}: member")
+    if not member.isreg() or member.issparse():
+        raise DatasetError(f"{url}: member {member.name!r} is a link, device or sparse file; a shard holds plain files")
+    return member
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """A member's key and extension: what stands before and after the first dot of its base name."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, ext = base.partition(".")
+    return folder + slash + stem, ext.lower()
+
+
+def _sample_row(where: str, tar: tarfile.TarFile, key: str, members: list[tarfile.TarInfo]) -> tuple[object, ...]:
+    """The columns of a sample's row after ``shard``; width and height are not in the shard."""
+    by_ext = {_split_name(member.name)[1]: member for member in members}
+    ext = next((ext for ext in IMAGE_EXTENSIONS if ext in by_ext), None)
+    if ext is None or "json" not in by_ext:
+        kind = "JSON" if ext else f"image ({', '.join(IMAGE_EXTENSIONS)})"
+        raise DatasetError(f"{where}: has no {kind} member, only {sorted(by_ext)}; pack it again")
+    image, sidecar = by_ext[ext], by_ext["json"]
+    payload = tar.extractfile(sidecar)
+    try:
+        objects = len(json.loads(payload.read() if payload else b"")["annotations"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DatasetError(f"{where}: its JSON has no list of annotations ({storage.describe(error)})") from None
+    return (key, ext, image.offset_data, image.size, sidecar.offset_data, sidecar.size, None, None, objects)
 
 
 def sample_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:

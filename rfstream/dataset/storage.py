@@ -30,29 +30,21 @@ def local_path(url: str) -> Path | None:
 
 def join(folder: str, name: str) -> str:
     """``folder/name``, for a path or a URL."""
-    return f"{folder.rstrip('/')}/{name}" if folder.rstrip("/") else f"/{name}"
-
-
-def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of a remote ``url`` and the path inside it.
-
-    Raises:
-        DatasetError: if no installed filesystem knows the URL's scheme.
-    """
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise DatasetError(f"{url}: no filesystem for this URL ({error}); install the package that serves it") from None
-    return fs, path
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at ``url``."""
+    """Whether there is a file or folder at ``url``.
+
+    Raises:
+        DatasetError: if a remote can't be asked.
+    """
     local = local_path(url)
     if local is not None:
         return local.exists()
-    fs, path = filesystem(url)
-    return bool(fs.exists(path))
+    with _explained(url, "read"):
+        fs, path = _filesystem(url)
+        return bool(fs.exists(path))
 
 
 def read_bytes(url: str) -> bytes:
@@ -61,15 +53,12 @@ def read_bytes(url: str) -> bytes:
     Raises:
         DatasetError: if it can't be read.
     """
-    local = local_path(url)
-    try:
+    with _explained(url, "read"):
+        local = local_path(url)
         if local is not None:
             return local.read_bytes()
-        fs, path = filesystem(url)
-        data: bytes = fs.cat_file(path)
-        return data
-    except OSError as error:
-        raise DatasetError(f"{url}: can't be read ({describe(error)})") from error
+        fs, path = _filesystem(url)
+        return bytes(fs.cat_file(path))
 
 
 def read_json(url: str) -> Any:
@@ -82,49 +71,62 @@ def read_json(url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{url}: not a readable JSON file ({describe(error)})") from None
+        raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
-def read_ranges(urls: Sequence[str], starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-    """Bytes ``starts[i] <= b < ends[i]`` of each remote ``urls[i]``, requested together; shorter at a file's end.
+def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
+
+    All URLs are of one filesystem.
 
     Raises:
-        OSError: what the filesystem raises for a file that is absent or can't be reached.
+        DatasetError: if one can't be read.
     """
-    fs, _ = filesystem(urls[0])
-    paths = [filesystem(url)[1] for url in urls]
-    data: list[bytes] = fs.cat_ranges(paths, list(starts), list(ends), on_error="raise")
-    return data
+    if not urls:
+        return []
+    with _explained(", ".join(sorted(set(urls))), "read"):
+        fs, _ = _filesystem(urls[0])
+        paths = [_filesystem(url)[1] for url in urls]
+        begin, end = ([span[i] for span in spans] for i in (0, 1))
+        data: list[bytes] = fs.cat_ranges(paths, begin, end, on_error="raise")
+        return data
 
 
-def open_remote(url: str) -> IO[bytes]:
-    """A seekable binary file at a remote ``url``, which the caller closes."""
-    fs, path = filesystem(url)
-    file: IO[bytes] = fs.open(path, "rb")
-    return file
+def open_binary(url: str) -> IO[bytes]:
+    """A seekable binary file at ``url``, for reading; the caller closes it.
 
-
-@contextmanager
-def open_binary(url: str) -> Iterator[IO[bytes]]:
-    """A seekable binary file at ``url``, for reading."""
-    local = local_path(url)
-    if local is not None:
-        with local.open("rb") as file:
-            yield file
-        return
-    with open_remote(url) as file:
-        yield file
+    Raises:
+        DatasetError: if it can't be opened.
+    """
+    with _explained(url, "read"):
+        local = local_path(url)
+        if local is not None:
+            return local.open("rb")
+        fs, path = _filesystem(url)
+        file: IO[bytes] = fs.open(path, "rb")
+        return file
 
 
 @contextmanager
 def replacing(url: str) -> Iterator[IO[bytes]]:
-    """A binary file to write that appears at ``url`` as a whole when the block ends, and not at all if it raises."""
+    """A binary file to write that appears at ``url`` as a whole when the block ends, and not at all if it raises.
+
+    Raises:
+        DatasetError: if it can't be written.
+    """
     local = local_path(url)
-    if local is None:
-        fs, path = filesystem(url)
-        with fs.transaction, fs.open(path, "wb") as file:
-            yield file
-        return
+    with _explained(url, "written"):
+        if local is not None:
+            with _replacing_local(local) as file:
+                yield file
+        else:
+            fs, path = _filesystem(url)
+            with fs.transaction, fs.open(path, "wb") as file:
+                yield file
+
+
+@contextmanager
+def _replacing_local(local: Path) -> Iterator[IO[bytes]]:
     descriptor, name = tempfile.mkstemp(prefix=f".{local.name}.", dir=local.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -143,3 +145,20 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of a remote ``url`` and the path inside it."""
+    fs, path = fsspec.core.url_to_fs(url)
+    return fs, path
+
+
+@contextmanager
+def _explained(url: str, what: str) -> Iterator[None]:
+    """Turn what a filesystem raises into one sentence. Each remote has exceptions of its own, so all are taken."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as error:
+        raise DatasetError(f"{url}: can't be {what} ({describe(error)})") from error

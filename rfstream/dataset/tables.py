@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from rfstream.dataset import storage
 from rfstream.errors import DatasetError
+from rfstream.plan.keys import IntArray
 from rfstream.plan.order import Fragments
 
 BLOCK = 512  # a tar file is a sequence of blocks of this many bytes
@@ -30,6 +31,7 @@ SAMPLES = pa.schema(
         pa.field("objects", pa.int32(), nullable=False),
     ]
 )
+PLACE = ("image_offset", "image_size", "json_offset", "json_size")  # the columns that say where a sample lies
 FRAGMENTS = pa.schema(
     [
         pa.field("shard", pa.int32(), nullable=False),
@@ -54,12 +56,10 @@ def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def extents(samples: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def extents(samples: pa.Table) -> tuple[IntArray, IntArray]:
     """First byte (of the header) and the byte past the last of each sample in its shard, int64 (n,) each."""
-    column = {name: samples[name].to_numpy() for name in ("image_offset", "image_size", "json_offset", "json_size")}
-    start = np.minimum(column["image_offset"], column["json_offset"]) - BLOCK
-    end = np.maximum(column["image_offset"] + column["image_size"], column["json_offset"] + column["json_size"])
-    return start, end
+    image, image_size, sidecar, sidecar_size = (samples[name].to_numpy() for name in PLACE)
+    return np.minimum(image, sidecar) - BLOCK, np.maximum(image + image_size, sidecar + sidecar_size)
 
 
 def fragments_of(shard: int, first: int, samples: pa.Table) -> pa.Table:
@@ -101,14 +101,15 @@ def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
     """
     try:
         with storage.open_binary(url) as file:
-            table = conform(pq.read_table(file), FRAGMENTS)
+            columns = ["first", "samples", "nbytes"]
+            table = conform(pq.read_table(file, columns=columns), pa.schema([FRAGMENTS.field(c) for c in columns]))
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable fragment table ({storage.describe(error)}); {reindex}") from None
-    first, samples, nbytes = (table[name].to_numpy() for name in ("first", "samples", "nbytes"))
-    contiguous = len(first) > 0 and samples.min() > 0 and np.array_equal(first, np.cumsum(samples) - samples)
-    if not contiguous or samples.sum() != num_samples or nbytes.min() < 0:
+    first, samples, nbytes = (table[name].to_numpy() for name in columns)
+    starts = np.append(first, num_samples)
+    if len(first) == 0 or first[0] != 0 or nbytes.min() < 0 or samples.min() < 1 or (np.diff(starts) != samples).any():
         raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
-    return Fragments(first, samples, nbytes)
+    return Fragments(starts, nbytes)
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

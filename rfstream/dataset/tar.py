@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +65,16 @@ class _OpenFile:
     """A local file open for positioned reads, closed when nobody holds it any more."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._size = os.fstat(self._descriptor).st_size
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
     def read(self, start: int, end: int) -> bytes:
-        return os.pread(self._descriptor, end - start, start)
+        """Bytes ``start <= b < end``, as far as the file goes: a damaged table can't ask for more memory than that."""
+        return os.pread(self._descriptor, max(0, min(end, self._size) - start), start)
 
 
 class TarReader:
@@ -120,15 +122,10 @@ class TarReader:
         return index
 
     @cached_property
-    def _urls(self) -> list[str]:
-        return [storage.join(self._path, shard) for shard in self._index.shards]
-
-    @cached_property
     def _table(self) -> pq.ParquetFile:
         url = self._index.table_url("samples")
         try:
-            local = storage.local_path(url)
-            return pq.ParquetFile(local if local is not None else storage.open_remote(url))
+            return pq.ParquetFile(storage.local_path(url) or storage.open_binary(url))
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)})") from None
 
@@ -145,11 +142,13 @@ class TarReader:
 
     @cached_property
     def _rows_of(self) -> Callable[[int], _ShardRows]:
-        return lru_cache(_CACHED_SHARDS)(lambda shard, table=self._table: _shard_rows(table, shard))
+        return lru_cache(_CACHED_SHARDS)(partial(_shard_rows, self._table, self._index))
 
     @cached_property
-    def _open(self) -> Callable[[str], _OpenFile]:
-        return lru_cache(_OPEN_FILES)(lambda path: _OpenFile(Path(path)))
+    def _local(self) -> Callable[[int], _OpenFile] | None:
+        """Opens a shard of a local pack by its number; None if the pack is remote."""
+        folder = storage.local_path(self._path)
+        return None if folder is None else lru_cache(_OPEN_FILES)(partial(_open_shard, folder, self._index.shards))
 
     def _places(self, rows: IntArray) -> list[_Place]:
         """Where each row's sample lies, sorted by shard and offset."""
@@ -169,28 +168,25 @@ class TarReader:
 
     def _fetch(self, groups: list[list[_Place]]) -> list[bytes]:
         """The bytes that each group spans; shorter where the shard ends early."""
-        if not groups:
-            return []
-        urls = [self._urls[group[0].shard] for group in groups]
+        shards = [group[0].shard for group in groups]
         spans = [(group[0].start, max(place.end for place in group)) for group in groups]
         try:
-            locals_ = [storage.local_path(url) for url in urls]
-            if locals_[0] is None:
-                return storage.read_ranges(urls, [a for a, _ in spans], [b for _, b in spans])
-            return [self._open(str(path)).read(a, b) for path, (a, b) in zip(locals_, spans, strict=True)]
+            if self._local is None:
+                return storage.read_ranges([self._index.shard_url(shard) for shard in shards], spans)
+            return [self._local(shard).read(*span) for shard, span in zip(shards, spans, strict=True)]
         except OSError as error:
-            reason = storage.describe(error)
-            raise DatasetError(f"{', '.join(sorted(set(urls)))}: can't be read ({reason})") from error
+            where = error.filename or ", ".join(self._index.shard_url(shard) for shard in sorted(set(shards)))
+            raise DatasetError(f"{where}: the shard can't be read ({storage.describe(error)})") from error
 
     def _cut(self, place: _Place, data: bytes, origin: int) -> EncodedSample:
-        shard = self._index.shards[place.shard]
+        """One sample out of the bytes from ``origin`` on that were fetched for its group."""
         if place.end - origin > len(data):
             raise SampleError(
-                f"{self._urls[place.shard]}: sample {place.key} ends at byte {place.end} but the shard stops at byte "
+                f"{self._index.shard_url(place.shard)}: sample {place.key} ends at byte {place.end} but the shard at "
                 f"{origin + len(data)}: it is truncated; copy or pack it again"
             )
         image, sidecar = (data[a - origin : b - origin] for a, b in (place.image, place.sidecar))
-        return EncodedSample(shard, place.key, image, sidecar)
+        return EncodedSample(self._index.shards[place.shard], place.key, image, sidecar)
 
 
 def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
@@ -208,9 +204,19 @@ def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
         yield group
 
 
-def _shard_rows(table: pq.ParquetFile, shard: int) -> _ShardRows:
-    columns = ("image_offset", "image_size", "json_offset", "json_size")
-    rows = tables.conform(table.read_row_group(shard), tables.SAMPLES)
-    image, image_size, sidecar, sidecar_size = (rows[name].to_numpy() for name in columns)
+def _open_shard(folder: Path, shards: tuple[str, ...], number: int) -> _OpenFile:
+    return _OpenFile(folder / shards[number])
+
+
+def _shard_rows(table: pq.ParquetFile, index: SplitIndex, shard: int) -> _ShardRows:
+    """The rows of one shard, checked: an offset or size that can't be is a damaged table."""
+    try:
+        rows = tables.conform(table.read_row_group(shard), tables.SAMPLES)
+    except (OSError, pa.ArrowException) as error:
+        reason = storage.describe(error)
+        raise DatasetError(f"{index.table_url('samples')}: shard {shard}: {reason}; {index.reindex}") from None
+    image, image_size, sidecar, sidecar_size = (rows[name].to_numpy() for name in tables.PLACE)
     spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
+    if spans.min() < 0 or image_size.min() < 0 or sidecar_size.min() < 0:
+        raise DatasetError(f"{index.table_url('samples')}: shard {shard}: a negative offset or size; {index.reindex}")
     return _ShardRows(rows["key"].to_pylist(), spans)
