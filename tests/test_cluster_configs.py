@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +22,9 @@ from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingReply
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceRequestByCount
 from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+from rfstream.config import load_config
+from rfstream.stream.augment import build_transform
 
 CLUSTER = Path(__file__).parents[1] / "configs" / "cluster"
 DOCS = CLUSTER.parents[1] / "docs" / "cluster.md"
@@ -192,7 +196,30 @@ def test_rayjob_has_the_fields_of_the_custom_resource_and_no_other() -> None:
     assert images == {job.spec.ray_cluster_spec.head_group_spec.template.spec.containers[0].image}
 
 
-@pytest.mark.parametrize("name", ["gcp.yaml", "kuberay-rayjob.yaml", "Dockerfile"])
+def test_training_run_asks_for_what_the_clusters_offer() -> None:
+    config = load_config(CLUSTER / "train.yaml")
+    assert config.decode.label_selector == SELECTOR
+    for types in (gcp()["available_node_types"], kuberay()["available_node_types"]):
+        assert config.train.workers <= types["train"]["max_workers"]
+        assert config.decode.actors[1] <= types["decode"]["max_workers"] * types["decode"]["resources"]["CPU"]
+    for key in ("cpu", "eval"):
+        image, target = np.zeros((480, 640, 3), np.uint8), {"boxes": np.array([[8, 8, 99, 99]], np.float32)}
+        target |= {"area": np.array([8281], np.float32), "labels": np.array([1]), "iscrowd": np.array([0])}
+        out, _ = build_transform(getattr(config.augment, key), f"augment.{key}")(image, target, 1)
+        assert out.shape == (576, 576, 3)
+
+
+def test_rayjob_runs_a_file_of_the_image_with_a_valid_configuration() -> None:
+    entrypoint = load("kuberay-rayjob.yaml")["spec"]["entrypoint"]
+    folder = re.search(r"(?m)^WORKDIR (.+)$", (CLUSTER / "Dockerfile").read_text(encoding="utf-8"))
+    assert folder
+    program, flag, file, *overrides = entrypoint.replace(folder[1], str(CLUSTER.parents[1])).split()[1:]
+    assert flag == "--config"
+    assert Path(program).is_file()
+    load_config(file, overrides)
+
+
+@pytest.mark.parametrize("name", ["gcp.yaml", "kuberay-rayjob.yaml", "Dockerfile", "train.yaml"])
 def test_placeholders_are_documented_and_nothing_is_secret(name: str) -> None:
     text = (CLUSTER / name).read_text(encoding="utf-8")
     documented = set(re.findall(r"YOUR_[A-Z_]+", DOCS.read_text(encoding="utf-8")))
