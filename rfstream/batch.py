@@ -98,8 +98,14 @@ class Batch:
             flat={name: move(values) for name, values in self.targets.flat.items()},
             offsets=self.targets.offsets,  # slicing reads it on the CPU
         )
-        moved = {name: move(getattr(self, name)) for name in ("images", "sizes", "orig_sizes", "image_ids")}
-        return replace(self, targets=targets, **moved)
+        return replace(
+            self,
+            images=move(self.images),
+            sizes=move(self.sizes),
+            orig_sizes=move(self.orig_sizes),
+            image_ids=move(self.image_ids),
+            targets=targets,
+        )
 
 
 def unpack_masks(packed: Tensor, height: int, width: int) -> Tensor:

@@ -255,7 +255,7 @@ def _sentence(fault: Any) -> str:
 def _known(loc: tuple[int | str, ...]) -> str:
     model: Any = Config
     for part in loc[:-1]:
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
         options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
         if model is None:

@@ -11,14 +11,12 @@ from ray.data import DataIterator
 
 from rfstream.batch import Batch, batch_of
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.index import SplitIndex
 from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
-from rfstream.plan.tasks import StreamPlan
-from rfstream.plan.windows import Windows, accumulation, evaluation_batches
-from rfstream.stream.decode import DecodeSpec
-from rfstream.stream.pipeline import Pipeline
+from rfstream.plan.windows import Windows, evaluation_batches
 from rfstream.session import ensure_ray
+from rfstream.stream.pipeline import Pipeline, build_pipeline
 from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, split_feed
 from rfstream.stream.wire import from_row
 
@@ -186,31 +184,6 @@ class EvaluationLoader:
 
     def close(self) -> None:
         """Nothing outlives an iteration."""
-
-
-def build_pipeline(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
-    """The job for role ``split`` of ``config.data.splits``.
-
-    Raises:
-        ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
-    """
-    stream = config.stream
-    index = read_index(config.data.path, config.data.splits.get(split, split))
-    grad_accum = stream.grad_accum
-    if stream.global_batch is not None:
-        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
-    windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
-    plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
-    transform = config.augment.cpu if training else config.augment.eval
-    decode = DecodeSpec(
-        seed=stream.seed,
-        labels=tuple(sorted(index.label_of().items())),
-        transform=transform.model_dump_json() if transform else "",
-        transform_key="augment.cpu" if training else "augment.eval",
-        masks=config.decode.masks,
-        pad_multiple=config.decode.pad_multiple,
-    )
-    return Pipeline(config, index, plan, decode)
 
 
 def ray_loader(

@@ -17,25 +17,27 @@ from rfstream.plan.keys import IntArray, permutation
 
 @dataclass(frozen=True)
 class Fragments:
-    """Contiguous runs of samples, in index order. All int64 (F,): first sample's row, sample count, size in bytes."""
+    """Contiguous runs of samples, in index order.
 
-    first: IntArray
-    samples: IntArray
+    ``starts`` int64 (F + 1,): fragment f holds index rows ``starts[f] <= row < starts[f + 1]``; ``nbytes`` int64 (F,).
+    """
+
+    starts: IntArray
     nbytes: IntArray
 
     def __post_init__(self) -> None:
-        if not len(self.first) == len(self.samples) == len(self.nbytes):
-            raise PlanError("fragment columns differ in length; the index is damaged: run `rfstream index` again")
-        if len(self.first) and (self.samples.min() < 1 or self.nbytes.min() < 0):
-            raise PlanError("a fragment has no samples or a negative size; the index is damaged: run `rfstream index`")
+        if len(self.starts) != len(self.nbytes) + 1 or self.starts[0] != 0:
+            raise PlanError("the fragments' edges and sizes do not fit together")
+        if len(self.nbytes) and ((self.starts[1:] <= self.starts[:-1]).any() or self.nbytes.min() < 0):
+            raise PlanError("a fragment has no samples or a negative size")
 
     @property
     def total(self) -> int:
         """Samples in all fragments."""
-        return int(self.samples.sum())
+        return int(self.starts[-1])
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class EpochOrder:
             epoch=self.epoch,
             index=b,
             start=int(self.starts[b]),
-            first=tuple(self.fragments.first[chosen].tolist()),
-            samples=tuple(self.fragments.samples[chosen].tolist()),
+            first=tuple(self.fragments.starts[chosen].tolist()),
+            samples=tuple((self.fragments.starts[chosen + 1] - self.fragments.starts[chosen]).tolist()),
             shuffle=self.shuffle,
         )
 
@@ -145,12 +147,16 @@ def epoch_order(fragments: Fragments, *, seed: int, epoch: int, block_bytes: int
         order = permutation(len(fragments), "rfstream.epoch", seed, epoch)
     else:
         order = np.arange(len(fragments), dtype=np.int64)
-    nbytes = fragments.nbytes[order]
-    before = np.cumsum(nbytes) - nbytes
-    group = before // block_bytes
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(order)]]).astype(np.int64)
-    ends = np.concatenate([[0], np.cumsum(fragments.samples[order])]).astype(np.int64)
-    return EpochOrder(fragments, seed, epoch, shuffle, order, edges, ends[edges])
+    group = fragments.nbytes[order]
+    before = np.cumsum(group)
+    before -= group
+    np.floor_divide(before, block_bytes, out=group)
+    edges = np.concatenate([[0], np.flatnonzero(group[1:] != group[:-1]) + 1, [len(order)]]).astype(np.int64)
+    counts = fragments.starts[order + 1]
+    counts -= fragments.starts[order]
+    in_block = np.add.reduceat(counts, edges[:-1])
+    starts = np.concatenate([[0], np.cumsum(in_block)]).astype(np.int64)
+    return EpochOrder(fragments, seed, epoch, shuffle, order, edges, starts)
 
 
 def rows_at(blocks: tuple[Block, ...], samples: int, lo: int, hi: int) -> IntArray:

@@ -55,18 +55,22 @@ class StreamPlan:
         for epoch in range(start.epoch, start.epoch + epochs):
             order = self.order(epoch)
             first = start.batch * self.windows.world_size if epoch == start.epoch else 0
-            edges = self._edges(order, first, batches_per_task)
-            size = self.windows.batch_size
-            blocks: dict[int, Block] = {}
-            for lo, hi in pairwise(edges):
-                needed = list(order.covering(lo * size, hi * size))
-                blocks = {b: blocks.get(b) or order.block(b) for b in needed}
-                yield Task(epoch, lo, hi, size, order.samples, tuple(blocks[b] for b in needed))
+            for lo, hi in pairwise(self._edges(order, first, batches_per_task)):
+                yield self.task(order, lo, hi)
 
-    def _edges(self, order: EpochOrder, first: int, batches_per_task: int | None) -> list[int]:
+    def task(self, order: EpochOrder, lo: int, hi: int) -> Task:
+        """Batches ``lo <= m < hi`` of ``order``'s epoch."""
+        size = self.windows.batch_size
+        blocks = tuple(order.block(b) for b in order.covering(lo * size, hi * size))
+        return Task(order.epoch, lo, hi, size, order.samples, blocks)
+
+    def _edges(self, order: EpochOrder, first: int, batches_per_task: int | None) -> Iterator[int]:
         last = self.windows.batches
         if batches_per_task is not None:
-            return [*range(first, last, batches_per_task), last]
-        # A block's batches are those that end inside it: batch m ends at position (m + 1) * B.
-        inner = order.starts[1:-1] // self.windows.batch_size
-        return [first, *np.unique(inner[(inner > first) & (inner < last)]).tolist(), last]
+            yield from range(first, last, batches_per_task)
+        else:
+            yield first
+            # A block's batches are those that end inside it: batch m ends at position (m + 1) * B.
+            inner = order.starts[1:-1] // self.windows.batch_size
+            yield from np.unique(inner[(inner > first) & (inner < last)]).tolist()
+        yield last

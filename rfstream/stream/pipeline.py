@@ -10,12 +10,12 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.index import SplitIndex, read_index
 from rfstream.dataset.storage import local_path
 from rfstream.errors import ConfigError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
-from rfstream.plan.windows import evaluation_batches
+from rfstream.plan.windows import Windows, accumulation, evaluation_batches
 from rfstream.stream.decode import DecodeSpec
 from rfstream.stream.source import BatchSource, ReaderSpec, decode_row, evaluation_functions, training_functions
 
@@ -28,6 +28,8 @@ BUFFERED_BLOCKS = 8
 leave actors idle."""
 TASKS_IN_FLIGHT = 4
 READ_CONCURRENCY = 2
+PREFETCHED = 2
+"""Batches that a rank holds ready: one being consumed, one behind it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,31 @@ class Pipeline:
         if self.config.decode.label_selector:
             where["label_selector"] = self.config.decode.label_selector
         return _read(functions, compute=TaskPoolStrategy(size=self.config.decode.actors[1]), num_cpus=0, **where)
+
+
+def build_pipeline(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
+    """The job for role ``split`` of ``config.data.splits``.
+
+    Raises:
+        ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
+    """
+    stream = config.stream
+    index = read_index(config.data.path, config.data.splits.get(split, split))
+    grad_accum = stream.grad_accum
+    if stream.global_batch is not None:
+        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
+    windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
+    plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
+    transform = config.augment.cpu if training else config.augment.eval
+    decode = DecodeSpec(
+        seed=stream.seed,
+        labels=tuple(sorted(index.label_of().items())),
+        transform=transform.model_dump_json() if transform else "",
+        transform_key="augment.cpu" if training else "augment.eval",
+        masks=config.decode.masks,
+        pad_multiple=config.decode.pad_multiple,
+    )
+    return Pipeline(config, index, plan, decode)
 
 
 def refuse_what_can_never_run(config: Config) -> None:

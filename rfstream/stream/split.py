@@ -6,7 +6,7 @@ import pickle
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -18,11 +18,8 @@ from ray.data import DataIterator
 
 from rfstream.errors import RFStreamError, StreamError
 from rfstream.plan.position import Position
-from rfstream.stream.pipeline import Pipeline
 from rfstream.session import ensure_ray
-
-PREFETCHED = 2
-"""Batches that a rank holds ready: one being consumed, one behind it."""
+from rfstream.stream.pipeline import PREFETCHED, Pipeline
 
 
 def open_splits(pipeline: Pipeline, start: Position) -> list[DataIterator]:
@@ -154,7 +151,9 @@ class GroupHandOver:
         # A group of its own: objects travel over the CPU whatever the training backend is, and its waits are bounded.
         if self._group is None:
             timeout = timedelta(seconds=self._pipeline.config.stream.timeout_s)
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            group = dist.new_group(backend="gloo", timeout=timeout)
+            assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+            self._group = group
         return self._group
 
 
@@ -195,7 +194,7 @@ class Feed:
 
 def _pump(rows: Callable[[], Any], out: queue.Queue[Any], stop: threading.Event) -> None:
     last: BaseException | None = None
-    iterator = iter(())
+    iterator: Iterator[pa.Table] = iter(())
     try:
         iterator = iter(rows())
         for row in iterator:

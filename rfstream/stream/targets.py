@@ -53,7 +53,7 @@ def targets_of(
     solid = (target["boxes"][:, 2:] > target["boxes"][:, :2]).all(axis=1)
     kept = {name: values[solid] for name, values in target.items()}
     if masks:
-        chosen = [a for a, keep in zip(annotations, solid, strict=True) if keep]
+        chosen = [annotations[i] for i in np.flatnonzero(solid)]
         kept["masks"] = np.array([_mask(a, height, width) for a in chosen], dtype=np.uint8).reshape(-1, height, width)
     return kept
 
@@ -71,7 +71,7 @@ def _box(annotation: dict[str, Any]) -> list[float]:
 
 def _label(annotation: dict[str, Any], labels: Mapping[int, int]) -> int:
     category = annotation.get("category_id")
-    if category in labels:
+    if isinstance(category, int) and category in labels:
         return labels[category]
     raise ValueError(f"{_name(annotation)} has category_id {category!r}, which is not among the pack's categories")
 

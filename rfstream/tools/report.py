@@ -1,0 +1,124 @@
+"""``rfstream plan``: what a run will do, before it is paid for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from rfstream.config import Config
+from rfstream.errors import DatasetError
+from rfstream.plan.order import EpochOrder
+from rfstream.plan.windows import Windows
+from rfstream.stream.decode import decoder_of
+from rfstream.stream.pipeline import BATCHES_PER_TASK, PREFETCHED, TASKS_IN_FLIGHT, Pipeline, build_pipeline
+from rfstream.stream.source import reader_of
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The first batch, decoded here: size in bytes, and seconds per image on one core."""
+
+    batch_bytes: int
+    seconds_per_image: float
+
+
+def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
+    """Read and decode the first batch in this process, once to warm up and once to measure.
+
+    Raises:
+        DatasetError: if the shards can't be read.
+    """
+    task = pipeline.plan.task(order, 0, 1)
+    decoder = decoder_of(pipeline.decode)
+    for _ in range(2):
+        before = time.perf_counter()
+        samples = reader_of(pipeline.reader).read(task.rows(0, 1))
+        wire = decoder.batch(samples, 0, 0, 0)
+        seconds = time.perf_counter() - before
+    return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples))
+
+
+def batches_held(config: Config, world_size: int) -> int:
+    """Most decoded batches that lie in the object store at once: finished tasks that wait, and what ranks prefetch."""
+    return config.decode.actors[1] * TASKS_IN_FLIGHT * BATCHES_PER_TASK + world_size * (PREFETCHED + 1)
+
+
+def plan_report(config: Config, world_size: int) -> Table:
+    """A two-column table of what training with ``config`` on ``world_size`` ranks will do.
+
+    Raises:
+        ConfigError, DatasetError, PlanError: if it can't run at all.
+    """
+    pipeline = build_pipeline(config, "train", world_size, training=True)
+    table = Table(title=f"{config.data.path}, split {pipeline.index.split}", show_header=False)
+    order = pipeline.plan.order(0)
+    for name, value in [*_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
+        table.add_row(name, value)
+    return table
+
+
+def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
+    windows = pipeline.plan.windows
+    block = order.block_bytes()
+    nbytes = pipeline.plan.fragments.nbytes
+    per_read = (
+        f"{_size(np.median(nbytes))} a fragment" if not pipeline.fused else f"{_size(nbytes.sum() / order.samples)}"
+    )
+    return [
+        ("samples", f"{order.samples:,} in {len(pipeline.index.shards):,} shards, {_size(nbytes.sum())}"),
+        ("fragments", f"{len(nbytes):,}"),
+        ("shuffle blocks", f"{order.blocks:,} of up to {_size(block.max())}"),
+        (
+            "window",
+            f"{windows.window_samples:,} samples = {windows.world_size} ranks x {windows.grad_accum} accumulated x "
+            f"{windows.batch_size}",
+        ),
+        ("windows per epoch", f"{windows.windows:,} (optimizer steps)"),
+        ("batches per epoch", f"{windows.batches_per_rank:,} a rank, {windows.batches:,} in all"),
+        ("tail", _tail(windows)),
+        ("assembly", "fused: decode actors read" if pipeline.fused else "staged: read tasks, then decode actors"),
+        ("bytes per read", per_read + (" (one sample)" if pipeline.fused else "")),
+        ("epochs per execution", f"{pipeline.epochs_per_execution():,}"),
+    ]
+
+
+def _tail(windows: Windows) -> str:
+    surplus = windows.positions - windows.samples
+    if surplus > 0:
+        return f"wrap: {surplus:,} samples seen twice to complete the last window"
+    if surplus < 0:
+        return f"drop: {-surplus:,} samples left out each epoch"
+    return "none: the samples fill whole windows"
+
+
+def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
+    low, high = pipeline.config.decode.actors
+    held = batches_held(pipeline.config, pipeline.plan.windows.world_size)
+    try:
+        trial = try_batch(pipeline, order)
+    except DatasetError as error:
+        return [("object store", f"up to {held:,} batches; their size is unknown: {error}")]
+    rate = 1 / trial.seconds_per_image
+    return [
+        ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
+        ("object store", f"up to {_size(held * trial.batch_bytes)} ({held:,} batches)"),
+        (
+            "decode",
+            f"{rate:,.0f} images/s a core, so {rate * low:,.0f} to {rate * high:,.0f} with {low} to {high} actors",
+        ),
+        (
+            "what limits",
+            f"decoding, if the ranks together take more than {rate * high:,.0f} images/s; else the training step",
+        ),
+    ]
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if nbytes < 1000 or unit == "TB":
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
+        nbytes /= 1000
+    return ""
