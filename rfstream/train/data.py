@@ -1,0 +1,179 @@
+"""The Lightning data module: loaders, device stage, and the data position inside Lightning's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rfstream.batch import Batch
+from rfstream.config import Config
+from rfstream.errors import ConfigError, StateError
+from rfstream.loader import EvaluationLoader, RankLoader, ray_loader
+from rfstream.plan.position import Position
+from rfstream.plan.windows import evaluation_batches
+from rfstream.train.device import DeviceBatch, DeviceStage
+from rfstream.train.lightning import pl
+
+
+class StreamDataModule(pl.LightningDataModule):
+    """Streams of one :class:`Config` for a ``pytorch_lightning.Trainer``.
+
+    A checkpoint holds the place that the *trainer* reached: what was prefetched doesn't count. The module carries it,
+    not the loader, because Lightning restores a loader's own state only if it built the loader after the checkpoint was
+    read, and ``trainer.estimated_stepping_batches`` builds it before (Lightning #20550).
+
+    A run resumed inside an epoch gets the remaining batches of that epoch. Lightning keeps no accumulated gradients, so
+    save on an optimizer step (``ModelCheckpoint(every_n_train_steps=...)`` does) for the same weights afterwards.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self._stage = DeviceStage(config.augment.device, seed=config.stream.seed)
+        self._train: RankLoader | None = None
+        self._restored: dict[str, Any] | None = None
+
+    def train_dataloader(self) -> TrainerBatches:
+        """This rank's training batches, from where the trainer stands.
+
+        Raises:
+            ConfigError: if the trainer accumulates other than ``stream.grad_accum`` batches.
+            StateError: if the checkpoint belongs to another stream.
+        """
+        self._close()
+        loader = ray_loader(self.config, "train")
+        assert isinstance(loader, RankLoader)
+        self._train = loader
+        mine, its = loader.windows_of_epoch.grad_accum, self._trainer.accumulate_grad_batches
+        if mine != its:
+            raise ConfigError(
+                f"the trainer accumulates {its} batches an optimizer step and the stream makes windows of {mine}: set "
+                f"Trainer(accumulate_grad_batches={mine}), or stream.grad_accum={its}"
+            )
+        return TrainerBatches(self, loader)
+
+    def val_dataloader(self) -> EvaluationBatches | list[Any]:
+        """This rank's part of the split in the role ``val``; none if the configuration has no such role."""
+        return self._evaluation("val")
+
+    def test_dataloader(self) -> EvaluationBatches | list[Any]:
+        """This rank's part of the split in the role ``test``; none if the configuration has no such role."""
+        return self._evaluation("test")
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Copy to ``device``; through page-locked memory for a GPU, so that the copy overlaps with the step before."""
+        if device.type == "cuda":
+            return batch.pin_memory().to(device, non_blocking=True)
+        return batch.to(device)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> DeviceBatch:
+        """Scale, augment (in training alone) and normalise on the device."""
+        training = self._trainer.training
+        number = self._train.windows_of_epoch.batch_of(self._train.rank, batch.step) if training and self._train else 0
+        stage = self._stage.to(batch.images.device)
+        out: DeviceBatch = stage(batch, augment=training, number=number)
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch that the trainer consumed; empty if there is no training stream."""
+        if self._train is None:
+            return self._restored or {}
+        at = consumed(self._trainer)
+        return self._train.state_at(at.epoch, at.batch)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the place of a checkpoint: the stream is checked against it when the first batch is asked for."""
+        self._restored = dict(state_dict)
+
+    def teardown(self, stage: str) -> None:
+        """End the stream."""
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the stream: Lightning tears nothing down after an exception."""
+        self._close()
+
+    @property
+    def _trainer(self) -> Any:
+        if self.trainer is None:
+            raise ConfigError("StreamDataModule needs a trainer: pass it as Trainer.fit(model, datamodule=...)")
+        return self.trainer
+
+    def _start(self, loader: RankLoader) -> None:
+        """Put ``loader`` where the trainer stands, and see that a checkpoint says the same."""
+        at = consumed(self._trainer).normalised(len(loader))
+        state = loader.state_at(at.epoch, at.batch)
+        if self._restored:
+            loader.load_state_dict(self._restored)  # refuses the state of another stream
+            saved, self._restored = self._restored, None
+            if (saved["epoch"], saved["samples"]) != (state["epoch"], state["samples"]):
+                raise StateError(
+                    f"the checkpoint stands {saved['samples']} samples into epoch {saved['epoch']}, and Lightning "
+                    f"counts {state['samples']} into epoch {state['epoch']}: inside an epoch, resume with the number "
+                    "of ranks and stream.batch_size that it was saved with; at an epoch's end any will do"
+                )
+        loader.load_state_dict(state)
+
+    def _evaluation(self, role: str) -> EvaluationBatches | list[Any]:
+        if role not in self.config.data.splits:
+            return []
+        loader = ray_loader(self.config, role)
+        assert isinstance(loader, EvaluationLoader)
+        return EvaluationBatches(loader, self.config.stream.batch_size)
+
+    def _close(self) -> None:
+        if self._train is not None:
+            self._train.close()
+
+
+def consumed(trainer: Any) -> Position:
+    """Where ``trainer`` stands: the epoch, and the batches of it that it has processed."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
+    # Between two epochs the batch counter still holds the finished one's.
+    return Position(epochs.processed, batches.processed if epochs.started > epochs.processed else 0)
+
+
+class TrainerBatches:
+    """What the trainer iterates: each ``iter()`` begins, at its first batch, where the trainer then stands.
+
+    The trainer makes its first iterator before it has restored its own counters, and keeps it.
+    """
+
+    def __init__(self, module: StreamDataModule, loader: RankLoader) -> None:
+        self._module = module
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._module._start(self._loader)
+        yield from self._loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The module's: tells Lightning that the loader can be resumed."""
+        return self._module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing: the module's state, restored in every case, is the one that counts."""
+
+
+class EvaluationBatches:
+    """Evaluation batches of this rank, with the length of the rank that has most.
+
+    Lightning skips the whole evaluation, hooks included, on a rank whose loader is empty, and the others would wait for
+    it in the epoch's end for ever. The iterator ends after this rank's own batches.
+    """
+
+    def __init__(self, loader: EvaluationLoader, batch_size: int) -> None:
+        self._loader = loader
+        self._length = len(evaluation_batches(loader.index.num_samples, loader.world_size, batch_size, rank=0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._loader)

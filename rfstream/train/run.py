@@ -1,0 +1,189 @@
+"""One training run from one :class:`Config`, in this process, under Ray Train, or as a rank of ``torchrun``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rfstream.config import Config, import_object
+from rfstream.dataset.index import read_index
+from rfstream.errors import ConfigError, RFStreamError, StreamError
+from rfstream.plan.windows import accumulation
+from rfstream.session import ensure_ray
+from rfstream.train.data import StreamDataModule
+from rfstream.train.lightning import pl, ray_lightning
+from rfstream.train.timing import Timing
+
+Metrics = dict[str, float]
+
+
+def train(config: Config) -> Metrics:
+    """Train as ``config.train.launcher`` says, and return the last epoch's metrics.
+
+    Raises:
+        ConfigError: if launcher, workers, model and cluster do not fit together.
+        RFStreamError: whatever the stream refuses.
+    """
+    if config.train.model is None:
+        raise ConfigError("train.model is required: package.module:name of a callable (class_names, **model_args)")
+    return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](config)
+
+
+def _local(config: Config) -> Metrics:
+    if config.train.workers > 1:
+        raise ConfigError(
+            f"train.workers={config.train.workers} needs train.launcher=ray or torchrun; local is one process"
+        )
+    return _fit(config, world_size=1, resume=config.train.resume, devices=1)
+
+
+def _torchrun(config: Config) -> Metrics:
+    try:
+        world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    except KeyError:
+        raise ConfigError(
+            "train.launcher=torchrun, but this process was not started by torchrun: start it with "
+            "`torchrun --nproc-per-node N pipelines/train.py ...`"
+        ) from None
+    options: dict[str, Any] = {
+        "devices": local,
+        "num_nodes": world // local,
+        "strategy": pl.strategies.DDPStrategy(**_DDP),
+    }
+    return _fit(config, world_size=world, resume=config.train.resume, **options)
+
+
+def _ray(config: Config) -> Metrics:
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    workers = config.train.workers
+    ensure_ray(workers + config.decode.actors[1])
+    resources = ray.cluster_resources()
+    use_gpu = config.train.accelerator in ("gpu", "cuda") or (
+        config.train.accelerator == "auto" and resources.get("GPU", 0) >= workers
+    )
+    _refuse_too_few_cpus(config, int(resources.get("CPU", 0)))
+    trainer = TorchTrainer(
+        _ray_worker,
+        train_loop_config=config.model_dump(mode="json", exclude_unset=True),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        run_config=RunConfig(
+            # Ray continues a run of the same name by itself: a new name, so that train.resume alone decides.
+            name=time.strftime("ray-%Y%m%d-%H%M%S"),
+            storage_path=str(Path(config.train.output).absolute()),
+            failure_config=FailureConfig(max_failures=config.train.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+    )
+    try:
+        result = trainer.fit()
+    except Exception as error:  # Ray Train wraps a worker's error in kinds of its own
+        raise StreamError(f"training on {workers} Ray workers failed: {_reason(error)}") from error
+    return {name: value for name, value in (result.metrics or {}).items() if isinstance(value, (int, float))}
+
+
+def _ray_worker(values: dict[str, Any]) -> None:
+    """What each Ray Train worker runs; after a failure, from the checkpoint that was reported last."""
+    import ray.train
+
+    ours = ray_lightning()
+    config = Config(**values)
+    options: dict[str, Any] = {
+        "devices": "auto",
+        "strategy": ours.RayDDPStrategy(**_DDP),
+        "plugins": [ours.RayLightningEnvironment()],
+        "enable_progress_bar": False,
+    }
+    world = ray.train.get_context().get_world_size()
+    report = ours.RayTrainReportCallback()
+    reported = ray.train.get_checkpoint()
+    if reported is None:
+        _fit(config, world_size=world, resume=config.train.resume, checkpoints=report, **options)
+        return
+    with reported.as_directory() as folder:
+        _fit(config, world_size=world, resume=str(Path(folder) / report.CHECKPOINT_NAME), checkpoints=report, **options)
+
+
+_DDP: dict[str, Any] = {"broadcast_buffers": False}
+"""Otherwise every forward pass of a model with buffers is a collective, in validation too, where ranks may have
+different numbers of batches: they would wait for each other for ever. :class:`_SameBuffers` does it once a time."""
+
+
+class _SameBuffers(pl.Callback):
+    """Gives every rank the buffers of rank 0 (running statistics, say) before each evaluation."""
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Collective over all ranks."""
+        if trainer.world_size > 1:
+            for buffer in pl_module.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+
+def _fit(
+    config: Config, *, world_size: int, resume: str | None, checkpoints: pl.Callback | None = None, **options: Any
+) -> Metrics:
+    """Fit on this rank. ``checkpoints`` saves them; by default the newest, as ``{output}/checkpoints/last.ckpt``."""
+    run, stream = config.train, config.stream
+    pl.seed_everything(stream.seed, verbose=False)
+    index = read_index(config.data.path, config.data.splits.get("train", "train"))
+    assert run.model is not None
+    model = import_object(run.model, "train.model")(index.class_names(), **run.model_args)
+    if not isinstance(model, pl.LightningModule):
+        raise ConfigError(
+            f"train.model={run.model!r} returned {type(model).__name__}, not a pytorch_lightning.LightningModule"
+        )
+    if checkpoints is None:
+        folder = Path(run.output) / "checkpoints"
+        checkpoints = pl.callbacks.ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
+    grad_accum = stream.grad_accum
+    if stream.global_batch is not None:
+        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
+    trainer = pl.Trainer(
+        accelerator=run.accelerator,
+        max_epochs=run.epochs,
+        accumulate_grad_batches=grad_accum,
+        # Callbacks run in this order: what is saved or reported at an epoch's end comes last.
+        callbacks=[Timing(), _SameBuffers(), checkpoints],
+        enable_checkpointing=isinstance(checkpoints, pl.callbacks.ModelCheckpoint),
+        logger=pl.loggers.CSVLogger(run.output, name="", version=""),
+        log_every_n_steps=10,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(model, datamodule=StreamDataModule(config), ckpt_path=resume)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _refuse_too_few_cpus(config: Config, cpus: int) -> None:
+    workers, actors = config.train.workers, config.decode.actors[0]
+    if workers + actors > cpus:
+        raise ConfigError(
+            f"train.workers={workers} and decode.actors of at least {actors} need {workers + actors} CPUs and the Ray "
+            f"cluster has {cpus}: lower one of them, or add nodes"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost message we wrote ourselves, else the last line of what Ray says."""
+    seen: list[BaseException] = []
+    queue: list[Any] = [error]
+    while queue:
+        current = queue.pop(0)
+        if isinstance(current, RFStreamError):
+            return str(current)
+        if isinstance(current, BaseException) and current not in seen:
+            seen.append(current)
+            queue += [
+                current.__cause__,
+                getattr(current, "cause", None),
+                *getattr(current, "worker_failures", {}).values(),
+            ]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
