@@ -17,6 +17,7 @@ from rfstream.dataset.shards import Item
 from rfstream.errors import DatasetError
 
 ROBOFLOW_FILE = "_annotations.coco.json"
+_JSON_FILES = ("*.json", "annotations/*.json")
 _STAT_THREADS = 16
 
 
@@ -43,7 +44,7 @@ def find_splits(source: Path) -> dict[str, SplitFiles]:
     """Splits in ``source`` by their name on disk.
 
     Roboflow: ``SPLIT/_annotations.coco.json`` beside the images. COCO: ``annotations/instances_SPLIT.json`` with the
-    images in ``SPLIT/`` or ``images/SPLIT/``. Where a split has both, Roboflow's is taken.
+    images in ``SPLIT/``, ``images/SPLIT/`` or ``images/``. Where a split has both, Roboflow's is taken.
 
     Raises:
         DatasetError: if there is neither; names what was looked for.
@@ -53,15 +54,17 @@ def find_splits(source: Path) -> dict[str, SplitFiles]:
     found = {}
     for file in sorted(source.glob("annotations/instances_*.json")):
         split = file.stem.removeprefix("instances_")
-        folders = [source / split, source / "images" / split]
+        folders = [source / split, source / "images" / split, source / "images"]
         images = next((folder for folder in folders if folder.is_dir()), folders[0])
         found[split] = SplitFiles(split, file, images)
     for file in sorted(source.glob(f"*/{ROBOFLOW_FILE}")):
         found[file.parent.name] = SplitFiles(file.parent.name, file, file.parent)
     if not found:
+        files = [str(file.relative_to(source)) for pattern in _JSON_FILES for file in sorted(source.glob(pattern))]
         raise DatasetError(
-            f"{source}: neither SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO) is in it; "
-            "for another layout name one file and its image folder with --annotations and --images"
+            f"{source}: has neither SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO); name "
+            "a COCO file and its image folder with --annotations and --images "
+            f"(JSON files here: {', '.join(files[:3]) or 'none'})"
         )
     return found
 
@@ -81,9 +84,8 @@ def read_split(files: SplitFiles, category_ids: CategoryIds) -> SplitSource:
     check_categories(str(files.annotations), categories, category_ids)
     names = _image_names(files.annotations, images)
     known = {category["id"] for category in categories}
-    for position, annotation in enumerate(annotations):
-        _check_annotation(files.annotations, position, annotation, known)
-    by_image = _group(files.annotations, annotations, {image["id"] for image in images})
+    _check_annotations(files.annotations, annotations, known, {image["id"] for image in images})
+    by_image = _group(files.annotations, annotations)
     sizes = _sizes(files, names)
     items = [
         _item(image, str(files.images / name), size, by_image.get(image["id"], []))
@@ -151,20 +153,42 @@ def _extension(name: str) -> str:
     return PurePosixPath(name).suffix.lower().removeprefix(".")
 
 
-def _check_annotation(path: Path, position: int, annotation: Mapping[str, Any], categories: set[int]) -> None:
-    """Refuse an annotation that RF-DETR's or our own targets can't be made of."""
-    name = f"{path}: annotation {annotation['id']!r}" if "id" in annotation else f"{path}: annotations[{position}]"
-    box, category, crowd = annotation.get("bbox"), annotation.get("category_id"), annotation.get("iscrowd", 0)
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
+def _check_annotations(path: Path, annotations: list[dict[str, Any]], categories: set[int], images: set[int]) -> None:
+    """Refuse annotations that RF-DETR's or our own targets can't be made of; names the first and counts its like."""
+    faults = [(a, fault) for a in enumerate(annotations) if (fault := _fault(a[1], categories, images))]
+    if not faults:
+        return
+    (position, first), (field, text) = faults[0]
+    like = sum(other == field for _, (other, _) in faults)
+    if all(annotation.get("bbox") is None for annotation in annotations):
+        keys = ", ".join(map(repr, list(first)[:6]))
         raise DatasetError(
-            f"{name}: bbox is {_short(box)}, not [x, y, width, height]; give it a box, or take the annotation out"
+            f"{path}: no annotation of {len(annotations)} has a bbox (they have {keys}), "
+            "so it is no detection dataset; convert it first"
         )
-    if not _is_int64(category) or category not in categories:
-        raise DatasetError(f"{name}: category_id {_short(category)} is none of the ids in 'categories'; correct either")
+    name = f"annotation {first['id']!r}" if "id" in first else f"annotations[{position}]"
+    more = f" (and {like - 1} more like it)" if like > 1 else ""
+    raise DatasetError(f"{path}: {name}{more}: {field} is {_short(first.get(field))}, {text}")
+
+
+def _fault(annotation: Mapping[str, Any], categories: set[int], images: set[int]) -> tuple[str, str] | None:
+    """The field that is wrong with an annotation and what to do about it, or None."""
+    box, crowd = annotation.get("bbox"), annotation.get("iscrowd", 0)
+    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
+        return "bbox", "not [x, y, width, height] in finite numbers; correct it, or take the annotation out"
+    if not _is_known(annotation.get("category_id"), categories):
+        return "category_id", "the id of no category; correct it, or add the category"
+    if not _is_known(annotation.get("image_id"), images):
+        return "image_id", "the id of no image; correct it, or take the annotation out"
     if not _is_number(annotation.get("area")):
-        raise DatasetError(f"{name}: area is {_short(annotation.get('area'))}, not a number; give it the object's area")
-    if crowd not in (0, 1) or isinstance(crowd, float):
-        raise DatasetError(f"{name}: iscrowd is {_short(crowd)}, neither 0 nor 1; correct it")
+        return "area", "not a finite number; give it the object's area in pixels"
+    if isinstance(crowd, float) or crowd not in (0, 1):
+        return "iscrowd", "neither 0 nor 1; correct it"
+    return None
+
+
+def _is_known(value: object, ids: set[int]) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value in ids
 
 
 def _short(value: object) -> str:
@@ -172,24 +196,19 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _group(path: Path, annotations: list[dict[str, Any]], images: set[int]) -> Mapping[int, list[dict[str, Any]]]:
-    """Annotations by image id; no two with one id, and none without its image."""
+def _group(path: Path, annotations: list[dict[str, Any]]) -> Mapping[int, list[dict[str, Any]]]:
+    """Checked annotations by image id; no two may have one id (having none is fine)."""
     grouped: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    seen: set[Any] = set()
-    for position, annotation in enumerate(annotations):
-        number, image = annotation.get("id"), annotation.get("image_id")
-        if not _is_int64(image) or image not in images:
-            raise DatasetError(
-                f"{path}: annotation {number if number is not None else f'at position {position}'} has image_id "
-                f"{_short(image)}, which no image has; correct it, or take the annotation out"
-            )
+    seen: set[int] = set()
+    for annotation in annotations:
+        number = annotation.get("id")
         if number is not None:
             if not _is_int64(number):
-                raise DatasetError(f"{path}: annotation at position {position} has id {_short(number)}, not an integer")
+                raise DatasetError(f"{path}: an annotation has id {_short(number)}; make it an integer")
             if number in seen:
                 raise DatasetError(f"{path}: two annotations have the id {number}; give each its own id")
             seen.add(number)
-        grouped[image].append(annotation)
+        grouped[annotation["image_id"]].append(annotation)
     return grouped
 
 
@@ -202,6 +221,12 @@ def _sizes(files: SplitFiles, names: list[str]) -> list[int]:
         raise DatasetError(
             f"{files.annotations}: {len(absent)} of {len(names)} images are not in {files.images}, the first is "
             f"{absent[0]!r}; copy them there, or take them out of the file"
+        )
+    empty = [name for name, size in zip(names, sizes, strict=True) if size == 0]
+    if empty:
+        raise DatasetError(
+            f"{files.annotations}: {len(empty)} of {len(names)} images in {files.images} are empty files, the first is "
+            f"{empty[0]!r}; copy them again, or take them out of the file"
         )
     return [size for size in sizes if size is not None]
 

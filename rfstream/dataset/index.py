@@ -238,6 +238,8 @@ def check_categories(url: str, categories: list[dict[str, Any]], category_ids: C
             raise DatasetError(f"{url}: categories[{position}] has id {number!r}; every category needs an integer id")
         if not isinstance(name, str):
             raise DatasetError(f"{url}: category {number} has name {name!r}; every category needs a name that is text")
+        if isinstance(category.get("supercategory"), list | dict):
+            raise DatasetError(f"{url}: category {number} has a supercategory that is no text; correct it")
         if number in seen:
             raise DatasetError(f"{url}: two categories have the id {number}; give each category its own id")
         seen.add(number)
