@@ -18,7 +18,7 @@ class Timing(pl.Callback):
     def __init__(self) -> None:
         self.images = 0
         """Images trained on."""
-        self.epochs = 0
+
         self.waiting_s = 0.0
         """Between steps of one epoch."""
         self.stepping_s = 0.0
@@ -47,15 +47,15 @@ class Timing(pl.Callback):
         return self.waiting_s / spent if spent else 0.0
 
     def report(self) -> dict[str, float]:
-        """All figures, by name."""
+        """All figures, as they are logged at each epoch's end; ``time/between_epochs_s`` is the mean."""
         gaps = self.between_epochs_s
         return {
-            "images": self.images,
-            "images_per_s": self.images_per_s,
-            "waiting_share": self.waiting_share,
-            "between_epochs_s": sum(gaps) / len(gaps) if gaps else 0.0,
-            "first_batch_s": self.first_batch_s,
-            "validation_s": self.validating_s,
+            "time/images": float(self.images),
+            "time/images_per_s": self.images_per_s,
+            "time/waiting_share": self.waiting_share,
+            "time/between_epochs_s": sum(gaps) / len(gaps) if gaps else 0.0,
+            "time/first_batch_s": self.first_batch_s,
+            "time/validation_s": self.validating_s,
         }
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -89,8 +89,8 @@ class Timing(pl.Callback):
         self.images += len(batch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Count the epoch."""
-        self.epochs += 1
+        """Log the run so far: the mean over ranks."""
+        pl_module.log_dict(self.report(), sync_dist=True)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop the training clock."""
