@@ -53,8 +53,9 @@ class RankLoader:
         for step in range(start.batch, len(self)):
             batch = self._next(Position(start.epoch, step))
             self._consumed = Position(start.epoch, step + 1)
+            if step == len(self) - 1:  # now, since who counts batches never asks for one more
+                self.epoch = start.epoch + 1
             yield batch
-        self.epoch = start.epoch + 1
 
     def windows(self) -> Iterator[list[Batch]]:
         """The epoch as lists of ``grad_accum`` batches, one list per optimizer step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["RAY_ADDRESS"] = "local"  # never a cluster that happens to run on this machine
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -22,3 +24,32 @@ def shared_data() -> Path:
             pytest.fail(f"RFSTREAM_REQUIRE_DATA=1 but {DATA} does not exist")
         pytest.skip(f"needs the real datasets in {DATA}")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray for all tests that stream: four logical CPUs, whatever the machine has."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            object_store_memory=400_000_000,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def packs(shared_data: Path, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with packs of the real datasets: ``bccd`` (train, val) and ``coco_cc`` (train, val)."""
+    import rfstream
+
+    folder = tmp_path_factory.mktemp("packs")
+    for name in ("bccd", "coco_cc"):
+        rfstream.pack(str(shared_data / name), str(folder / name), splits="train,valid:val", progress=False)
+    return folder

@@ -31,6 +31,16 @@ def sample_key(seed: int, epoch: int, position: int) -> int:
 
 
 def permutation(n: int, purpose: str, *words: int) -> IntArray:
-    """A permutation of ``range(n)``, int64 (n,), uniform up to ties of 64-bit words (which keep their order)."""
-    raw = np.random.Philox(key=key_of(purpose, *words)).random_raw(n)
-    return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
+    """A permutation of ``range(n)``, int64 (n,): that which sorts n random numbers.
+
+    Each number carries its index in its lowest bits, so one plain in-place sort gives the permutation, ties included:
+    it cannot depend on which sorting algorithm NumPy picks for a machine. At least 39 bits stay random up to 2**25.
+    """
+    index_bits = np.uint64(max(n - 1, 1).bit_length())
+    numbers = np.random.Philox(key=key_of(purpose, *words)).random_raw(n)
+    numbers >>= index_bits
+    numbers <<= index_bits
+    numbers |= np.arange(n, dtype=np.uint64)
+    numbers.sort()
+    numbers &= np.uint64((1 << int(index_bits)) - 1)
+    return numbers.view(np.int64)

@@ -152,8 +152,7 @@ def epoch_order(fragments: Fragments, *, seed: int, epoch: int, block_bytes: int
     before -= group
     np.floor_divide(before, block_bytes, out=group)
     edges = np.concatenate([[0], np.flatnonzero(group[1:] != group[:-1]) + 1, [len(order)]]).astype(np.int64)
-    counts = fragments.starts[order + 1]
-    counts -= fragments.starts[order]
+    counts = np.diff(fragments.starts)[order]
     in_block = np.add.reduceat(counts, edges[:-1])
     starts = np.concatenate([[0], np.cumsum(in_block)]).astype(np.int64)
     return EpochOrder(fragments, seed, epoch, shuffle, order, edges, starts)

@@ -7,6 +7,9 @@ or a function of ``(image, target, rng)``.
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +42,7 @@ def build_transform(config: CpuTransform | None, key: str) -> Transform:
     if config.albumentations is not None:
         return _from_dict(config.albumentations, key)
     assert config.transform is not None
+    import_albumentations()  # before the user's module does it with torch
     factory = import_object(config.transform, f"{key}.transform")
     try:
         built = factory(**config.args)
@@ -53,6 +57,22 @@ def build_transform(config: CpuTransform | None, key: str) -> Transform:
     raise ConfigError(
         f"{key}.transform={config.transform!r} returned {type(built).__name__}, not an A.Compose or a function"
     )
+
+
+def import_albumentations() -> Any:
+    """Albumentations, without the torch that it would import for its optional tensor output.
+
+    That saves each decode actor 1.5 s of CPU and 480 MB. Nor does it ask the network for a newer release.
+    """
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` an ImportError
+    try:
+        return importlib.import_module("albumentations")
+    finally:
+        if hidden:
+            del sys.modules["torch"]
 
 
 def _identity(image: Image, target: Target, key: int) -> tuple[Image, Target]:
@@ -73,8 +93,7 @@ class _Albumentations:
     """An Albumentations pipeline, re-seeded for each sample, that carries boxes, masks and the fields beside them."""
 
     def __init__(self, pipeline: A.Compose) -> None:
-        import albumentations as A
-
+        A = import_albumentations()  # noqa: N806
         bboxes = pipeline.processors.get("bboxes") if isinstance(pipeline, A.Compose) else None
         kept = (
             {}
@@ -112,9 +131,7 @@ def _box_area(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _from_dict(serialised: dict[str, Any], key: str) -> Transform:
-    import albumentations as A
-
     try:
-        return _Albumentations(A.from_dict(serialised))
+        return _Albumentations(import_albumentations().from_dict(serialised))
     except Exception as error:  # Albumentations raises whatever its constructors raise
         raise ConfigError(f"{key}.albumentations is not a pipeline that A.to_dict wrote: {error}") from error

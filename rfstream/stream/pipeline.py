@@ -17,7 +17,7 @@ from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows, accumulation, evaluation_batches
 from rfstream.stream.decode import DecodeSpec
-from rfstream.stream.source import BatchSource, ReaderSpec, decode_row, evaluation_functions, training_functions
+from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
 
 BATCHES_PER_TASK = 4
 """Consecutive batches of a fused read task: few enough to balance, enough to pay for the task."""
@@ -75,8 +75,8 @@ class Pipeline:
         functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None)
         encoded = _read(functions, compute=TaskPoolStrategy(size=READ_CONCURRENCY), num_cpus=0)
         return encoded.map_batches(
-            decode_row,
-            fn_kwargs={"decode": self.decode},
+            StagedDecode,
+            fn_constructor_args=(self.decode,),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,

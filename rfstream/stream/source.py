@@ -90,17 +90,22 @@ def evaluation_functions(
         yield partial(_read_evaluation, list(zip(numbers, chosen, strict=True)), reader, decode), len(chosen)
 
 
-def decode_row(row: pa.Table, decode: DecodeSpec) -> pa.Table:
-    """Staged decoding: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
-    columns = {name: row.column(name)[0] for name in row.column_names}
-    samples = [
-        EncodedSample(shard.as_py(), key.as_py(), image.as_buffer().to_pybytes(), sidecar.as_py())
-        for shard, key, image, sidecar in zip(
-            *(columns[n] for n in ("shards", "keys", "images", "sidecars")), strict=True
-        )
-    ]
-    epoch, batch = columns["epoch"].as_py(), columns["batch"].as_py()
-    return to_row(decoder_of(decode).batch(samples, epoch, batch, columns["position"].as_py()))
+class StagedDecode:
+    """Staged decoding in the actor pool: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
+
+    def __init__(self, decode: DecodeSpec) -> None:
+        self._decoder = decoder_of(decode)
+
+    def __call__(self, row: pa.Table) -> pa.Table:
+        """Decode the one batch in ``row``."""
+        columns = {name: row.column(name)[0] for name in row.column_names}
+        members = (columns[name] for name in ("shards", "keys", "images", "sidecars"))
+        samples = [
+            EncodedSample(shard.as_py(), key.as_py(), image.as_buffer().to_pybytes(), sidecar.as_py())
+            for shard, key, image, sidecar in zip(*members, strict=True)
+        ]
+        epoch, batch, position = (columns[name].as_py() for name in ("epoch", "batch", "position"))
+        return to_row(self._decoder.batch(samples, epoch, batch, position))
 
 
 def _read_decoded(task: Task, reader: ReaderSpec, decode: DecodeSpec) -> Iterator[pa.Table]:

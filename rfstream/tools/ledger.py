@@ -16,7 +16,8 @@ from torch import Tensor
 from rfstream.batch import Batch
 from rfstream.config import Config
 from rfstream.errors import DatasetError
-from rfstream.loader import RankLoader, build_pipeline
+from rfstream.loader import RankLoader
+from rfstream.stream.pipeline import build_pipeline
 from rfstream.stream.split import ThreadHandOver
 
 SCHEMA = pa.schema(

@@ -1,0 +1,30 @@
+"""Transforms that tests name by import path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import albumentations as A
+import numpy as np
+import numpy.typing as npt
+
+
+def crop_flip_jitter(size: int = 256) -> A.Compose:
+    return A.Compose([A.RandomCrop(size, size, pad_if_needed=True), A.HorizontalFlip(p=0.5), A.ColorJitter(p=1.0)])
+
+
+def resize(size: int = 128) -> A.Compose:
+    return A.Compose([A.Resize(size, size)])
+
+
+def noise() -> Any:
+    def add(
+        image: npt.NDArray[np.uint8], target: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        return image ^ rng.integers(0, 2, image.shape, dtype=np.uint8), target
+
+    return add
+
+
+def not_a_transform() -> int:
+    return 3

@@ -1,0 +1,214 @@
+"""From annotations to tensors: targets, collation, the wire, and the batch in the training process."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rfstream.batch import Batch, batch_of, unpack_masks
+from rfstream.config import CpuTransform
+from rfstream.dataset.tar import EncodedSample
+from rfstream.errors import ConfigError, SampleError
+from rfstream.stream.augment import build_transform
+from rfstream.stream.decode import Decoder, DecodeSpec
+from rfstream.stream.targets import targets_of
+from rfstream.stream.wire import from_row, to_row
+
+LABELS = {3: 0, 7: 1}
+
+
+def spec(**changes: Any) -> DecodeSpec:
+    values: dict[str, Any] = {
+        "seed": 0,
+        "labels": tuple(LABELS.items()),
+        "transform": "",
+        "transform_key": "augment.cpu",
+        "masks": False,
+        "pad_multiple": 1,
+    }
+    return DecodeSpec(**{**values, **changes})
+
+
+def sample(key: str, size: tuple[int, int], boxes: list[list[float]], **fields: Any) -> EncodedSample:
+    pixels = np.random.default_rng(len(key)).integers(0, 256, (*size, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    annotations = [{"id": i, "bbox": b, "category_id": 3, "area": b[2] * b[3], **fields} for i, b in enumerate(boxes)]
+    sidecar = {"image_id": int(key), "file_name": f"{key}.png", "annotations": annotations}
+    return EncodedSample("train-0-000000.tar", key, buffer.getvalue(), json.dumps(sidecar).encode())
+
+
+def batch_from(samples: list[EncodedSample], **changes: Any) -> Batch:
+    row = to_row(Decoder(spec(**changes)).batch(samples, 2, 5, 10))
+    assert row.num_rows == 1
+    return batch_of(from_row(row), step=5, window_end=True)
+
+
+def test_images_of_different_sizes_are_padded_with_a_mask() -> None:
+    batch = batch_from([sample("1", (10, 20), [[1, 2, 3, 4]]), sample("2", (16, 8), [])], pad_multiple=32)
+    assert batch.images.shape == (2, 3, 32, 32)
+    assert batch.sizes.tolist() == [[10, 20], [16, 8]]
+    for i, (h, w) in enumerate(batch.sizes.tolist()):
+        assert not batch.mask[i, :h, :w].any()
+        assert batch.mask[i].sum() == 32 * 32 - h * w
+        assert batch.images[i, :, :h, :w].any()
+        assert not batch.images[i].masked_select(batch.mask[i]).any()
+    assert batch.keys == ["1", "2"]
+    assert batch.image_ids.tolist() == [1, 2]
+    assert (batch.epoch, batch.step, batch.window_end) == (2, 5, True)
+
+
+def test_targets_are_views_of_flat_buffers() -> None:
+    batch = batch_from(
+        [
+            sample("1", (10, 20), [[1, 2, 3, 4], [0, 0, 5, 5]]),
+            sample("2", (9, 9), []),
+            sample("3", (9, 9), [[1, 1, 1, 1]]),
+        ]
+    )
+    assert [len(t["boxes"]) for t in batch.targets] == [2, 0, 1]
+    assert batch.targets[0]["boxes"].tolist() == [[1, 2, 4, 6], [0, 0, 5, 5]]
+    assert batch.targets[0]["boxes"].data_ptr() == batch.targets.flat["boxes"].data_ptr()
+    assert batch.targets[-1]["labels"].tolist() == [0]
+    assert len(batch.targets[0:2]) == 2
+    with pytest.raises(IndexError):
+        batch.targets[3]
+
+
+def test_the_number_of_buffers_does_not_grow_with_the_batch() -> None:
+    one = to_row(Decoder(spec()).batch([sample("1", (8, 8), [[1, 1, 2, 2]])], 0, 0, 0))
+    many = to_row(Decoder(spec()).batch([sample(str(i), (8, 8), [[1, 1, 2, 2]] * 9) for i in range(64)], 0, 0, 0))
+    assert one.column_names == many.column_names
+    assert len(one.column_names) <= 10
+
+
+def test_masks_cross_bit_packed_and_come_back_whole() -> None:
+    square = [[2.0, 3.0, 7.0, 3.0, 7.0, 8.0, 2.0, 8.0]]
+    samples = [sample("1", (11, 13), [[2, 3, 5, 5]], segmentation=square), sample("2", (9, 5), [])]
+    batch = batch_from(samples, masks=True)
+    assert batch.targets.flat["masks"].shape == (1, -(-11 * 13 // 8))
+    masks = batch.targets[0]["masks"]
+    assert masks.shape == (1, 11, 13)
+    expected = torch.zeros(11, 13, dtype=torch.bool)
+    expected[3:8, 2:7] = True
+    assert torch.equal(masks[0], expected)
+    assert batch.targets[1]["masks"].shape == (0, 11, 13)
+
+
+def test_unpacking_masks_is_numpys() -> None:
+    bits = np.random.default_rng(0).integers(0, 2, (3, 7 * 9)).astype(bool)
+    packed = torch.from_numpy(np.packbits(bits, axis=1))
+    assert torch.equal(unpack_masks(packed, 7, 9), torch.from_numpy(bits).reshape(3, 7, 9))
+
+
+def test_boxes_are_clipped_and_empty_ones_left_out() -> None:
+    annotations = [
+        {"id": 1, "bbox": [-5, -5, 10, 10], "category_id": 3, "area": 100},
+        {"id": 2, "bbox": [4, 4, 0, 3], "category_id": 3, "area": 0},
+        {"id": 3, "bbox": [30, 4, 5, 5], "category_id": 7, "area": 25},
+        {"id": 4, "bbox": [18, 8, 50, 50], "category_id": 7, "area": 25, "iscrowd": 1},
+    ]
+    target = targets_of(annotations, LABELS, 10, 20, masks=False)
+    assert target["boxes"].tolist() == [[0, 0, 5, 5], [18, 8, 20, 10]]
+    assert target["labels"].tolist() == [0, 1]
+    assert target["iscrowd"].tolist() == [0, 1]
+    assert {name: str(v.dtype) for name, v in target.items()} == {
+        "boxes": "float32",
+        "labels": "int64",
+        "area": "float32",
+        "iscrowd": "int64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"category_id": 99}, r"annotation 0 has category_id 99, which is not among"),
+        ({"bbox": [1, 2, 3]}, r"annotation 0 has bbox \[1, 2, 3\], not four finite numbers"),
+        ({"bbox": [1, 2, float("nan"), 3]}, "not four finite numbers"),
+        ({"segmentation": {"counts": "!", "size": "?"}}, "neither polygons nor RLE"),
+        ({"segmentation": {"counts": [99], "size": [9, 11]}}, r"RLE of \(9, 11\), the image is \(10, 20\)"),
+    ],
+)
+def test_a_bad_annotation_is_named_with_shard_key_and_file(change: dict[str, Any], message: str) -> None:
+    bad = sample("4", (10, 20), [[1, 2, 3, 4]], **change)
+    with pytest.raises(SampleError, match=rf"shard train-0-000000.tar, key 4 \(file 4.png\): {message}"):
+        Decoder(spec(masks=True)).batch([bad], 0, 0, 0)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff\xe0 broken"])
+def test_a_bad_image_is_named_with_shard_key_and_file(data: bytes) -> None:
+    good = sample("4", (10, 20), [])
+    with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4 \(file 4.png\): .*pack again"):
+        Decoder(spec()).batch([EncodedSample(good.shard, good.key, data, good.sidecar)], 0, 0, 0)
+
+
+@pytest.mark.parametrize("sidecar", [b"{", b"[]", b'{"annotations": 3}'])
+def test_a_bad_sidecar_is_named_with_shard_and_key(sidecar: bytes) -> None:
+    good = sample("4", (10, 20), [])
+    with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4: the annotations"):
+        Decoder(spec()).batch([EncodedSample(good.shard, good.key, good.image, sidecar)], 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["crop_flip_jitter", "noise"])
+def test_augmentation_depends_on_the_position_alone(name: str) -> None:
+    cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
+    samples = [sample(str(i), (300, 280), [[10, 20, 100, 120]]) for i in range(3)]
+    first = Decoder(spec(transform=cpu)).batch(samples, 1, 0, 30).arrays["images"]
+    decoder = Decoder(spec(transform=cpu))
+    decoder.batch(samples[::-1], 5, 0, 99)  # whatever ran before
+    again = decoder.batch(samples[1:], 1, 0, 31).arrays["images"]
+    assert np.array_equal(first[1:], again)
+    assert not np.array_equal(decoder.batch(samples, 2, 0, 30).arrays["images"], first)
+
+
+def test_boxes_and_masks_follow_an_albumentations_crop() -> None:
+    image = np.zeros((100, 100, 3), dtype=np.uint8)
+    image[40:60, 30:50] = 255
+    mask = (image[..., 0] > 0).astype(np.uint8)
+    target = {
+        "boxes": np.array([[30, 40, 50, 60], [0, 0, 2, 2]], dtype=np.float32),
+        "labels": np.array([1, 0]),
+        "area": np.array([400, 4], dtype=np.float32),
+        "iscrowd": np.array([0, 0]),
+        "masks": np.stack([mask, np.zeros_like(mask)]),
+    }
+    import albumentations as A
+
+    crop = A.to_dict(A.Compose([A.Crop(40, 40, 90, 90), A.HorizontalFlip(p=1.0)]))
+    out, moved = build_transform(CpuTransform(albumentations=crop), "augment.cpu")(image, target, 5)
+    assert out.shape == (50, 50, 3)
+    assert moved["labels"].tolist() == [1]
+    x1, y1, x2, y2 = moved["boxes"][0].round().astype(int).tolist()
+    assert (out[y1:y2, x1:x2] == 255).all()
+    assert (out == 255).sum() == 3 * (x2 - x1) * (y2 - y1)
+    assert np.array_equal(moved["masks"][0], (out[..., 0] > 0).astype(np.uint8))
+    assert moved["area"][0] == pytest.approx(200, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "message"),
+    [
+        ({"transform": "tests.augmentations:not_a_transform"}, "returned int"),
+        ({"transform": "tests.augmentations:resize", "args": {"sise": 3}}, "can't be built with args"),
+        ({"albumentations": {"transform": {}}}, "not a pipeline that A.to_dict wrote"),
+    ],
+)
+def test_a_transform_that_can_not_be_built_is_named(cpu: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_transform(CpuTransform(**cpu), "augment.cpu")
+
+
+def test_pinning_and_moving_keep_everything() -> None:
+    batch = batch_from([sample("1", (10, 20), [[1, 2, 3, 4]])])
+    moved = batch.to("meta")
+    assert moved.images.device.type == "meta"
+    assert moved.targets.flat["boxes"].device.type == "meta"
+    assert moved.keys == batch.keys
+    assert batch.to("cpu").images.data_ptr() == batch.images.data_ptr()

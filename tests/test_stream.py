@@ -1,0 +1,262 @@
+"""The stream on real photos through real Ray: order, pixels, length, resume, faults, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+
+import rfstream
+from rfstream.config import Config
+from rfstream.errors import ConfigError, PlanError, StateError, StreamError
+from rfstream.loader import EvaluationLoader, RankLoader
+from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
+
+CROP = {"transform": "tests.augmentations:crop_flip_jitter"}
+SMALL = {"transform": "tests.augmentations:resize", "args": {"size": 96}}
+
+
+def config(path: Path, cpu: dict[str, Any] | None = None, actors: tuple[int, int] = (1, 2), **stream: Any) -> Config:
+    cpu = cpu or SMALL
+    return Config(
+        data={"path": str(path)},
+        stream={"batch_size": 4, "timeout_s": 120, **stream},
+        decode={"actors": actors},
+        augment={"cpu": cpu, "eval": SMALL},
+    )
+
+
+def train_loader(cfg: Config) -> RankLoader:
+    loader = rfstream.ray_loader(cfg)
+    assert isinstance(loader, RankLoader)
+    return loader
+
+
+@pytest.fixture(scope="module")
+def reference(packs: Path) -> Any:
+    """Two epochs of bccd with random crop, flip and colour jitter: one actor, one rank, windows of 16."""
+    return make_ledger(config(packs / "bccd", CROP, (1, 1), grad_accum=4), epochs=2, world_size=1)
+
+
+def test_same_pixels_the_ledger_is_complete(reference: Any) -> None:
+    assert len(reference) == 2 * 208  # 205 samples fill 13 windows of 16
+    for epoch in (0, 1):
+        rows = [r for r in reference.to_pylist() if r["epoch"] == epoch]
+        assert [r["position"] for r in rows] == list(range(208))
+        assert len({r["key"] for r in rows[:205]}) == 205
+        wrapped = {r["key"]: r["pixels"] for r in rows[:3]}
+        assert [r["key"] for r in rows[205:]] == list(wrapped)
+        assert all(wrapped[r["key"]] != r["pixels"] for r in rows[205:])  # the same samples, augmented afresh
+
+
+@pytest.mark.parametrize("actors", [2, 3])
+def test_same_pixels_at_any_actor_count(packs: Path, reference: Any, actors: int) -> None:
+    table = make_ledger(config(packs / "bccd", CROP, (actors, actors), grad_accum=4), epochs=2, world_size=1)
+    assert first_difference(reference, table) is None
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_same_pixels_at_any_world_size(packs: Path, reference: Any, world_size: int) -> None:
+    cfg = config(packs / "bccd", CROP, (2, 2), global_batch=16)
+    table = make_ledger(cfg, epochs=2, world_size=world_size)
+    assert first_difference(reference, table) is None
+    assert {r["rank"] for r in table.to_pylist()} == set(range(world_size))
+
+
+def test_same_pixels_fused_and_staged(packs: Path, reference: Any) -> None:
+    cfg = config(packs / "bccd", CROP, (2, 2), grad_accum=4, assembly="staged")
+    assert first_difference(reference, make_ledger(cfg, epochs=2, world_size=1)) is None
+
+
+def test_same_order_with_many_blocks_fused_and_staged(packs: Path) -> None:
+    tables = [
+        make_ledger(config(packs / "coco_cc", SMALL, (1, 2), block_bytes="9MB", assembly=a), epochs=2, world_size=2)
+        for a in ("fused", "staged")
+    ]
+    assert first_difference(*tables) is None
+    orders = [[r["key"] for r in tables[0].to_pylist() if r["epoch"] == e] for e in (0, 1)]
+    assert orders[0] != orders[1]
+    assert set(orders[0]) == set(orders[1])
+
+
+def test_a_ledger_that_differs_is_told_where(reference: Any, packs: Path) -> None:
+    other = make_ledger(config(packs / "bccd", CROP, (2, 2), grad_accum=4, seed=1), epochs=1, world_size=1)
+    assert "epoch 0 position 0: key" in str(first_difference(reference, other))
+
+
+@pytest.mark.parametrize(("tail", "batch_size", "grad_accum", "expected"), [("wrap", 7, 3, 30), ("drop", 7, 3, 27)])
+def test_exact_length(packs: Path, tail: str, batch_size: int, grad_accum: int, expected: int) -> None:
+    cfg = config(packs / "bccd", batch_size=batch_size, grad_accum=grad_accum, tail=tail)
+    with train_loader(cfg) as loader:
+        assert len(loader) == expected
+        windows = list(loader.windows())
+        assert [len(w) for w in windows] == [grad_accum] * (expected // grad_accum)
+        assert [b.step for w in windows for b in w] == list(range(expected))
+        assert [b.window_end for b in windows[0]] == [False, False, True]
+        assert all(len(b) == batch_size for w in windows for b in w)
+
+
+def test_exact_length_needs_one_window(packs: Path) -> None:
+    with pytest.raises(PlanError, match="205 samples do not fill one window of 206"):
+        rfstream.ray_loader(config(packs / "bccd", batch_size=103, grad_accum=2, tail="drop"))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_evaluation_sees_each_image_exactly_once(packs: Path, world_size: int) -> None:
+    keys: list[str] = []
+    for rank in range(world_size):
+        loader = rfstream.ray_loader(config(packs / "coco_cc"), "val", rank=rank, world_size=world_size)
+        assert isinstance(loader, EvaluationLoader)
+        batches = list(loader)
+        assert len(loader) == len(batches)
+        keys += [k for b in batches for k in b.keys]
+    assert len(keys) == 49
+    assert sorted(keys) == [f"{i:08d}" for i in range(49)]
+
+
+def test_evaluation_of_fewer_samples_than_ranks(packs: Path) -> None:
+    loaders = [
+        rfstream.ray_loader(config(packs / "coco_cc", batch_size=25), "val", rank=r, world_size=4) for r in range(4)
+    ]
+    assert [len(x) for x in loaders] == [1, 1, 0, 0]
+    assert [sum(len(b) for b in x) for x in loaders] == [25, 24, 0, 0]
+
+
+def test_resume_at_any_step_equals_the_uninterrupted_run(packs: Path) -> None:
+    cfg = config(packs / "bccd", grad_accum=2, batch_size=20)
+    with train_loader(cfg) as loader:
+        full = [row for _ in range(3) for b in loader for row in ledger_rows(b, 0, 1)]
+        per_epoch = len(loader) * 20
+    for stop in (0, 1, 4, len(loader) - 1, len(loader), len(loader) + 3):
+        before = []
+        with train_loader(cfg) as first:
+            for _ in range(stop):
+                if not before or before[-1]["step"] == len(first) - 1:
+                    batches = iter(first)
+                before += ledger_rows(next(batches), 0, 1)
+            state = first.state_dict()
+        with train_loader(cfg) as second:
+            second.load_state_dict(state)
+            after = [row for b in second for row in ledger_rows(b, 0, 1)]
+            assert before + after == full[: len(before + after)]
+            assert len(before + after) % per_epoch == 0
+
+
+def test_resume_of_another_stream_is_refused(packs: Path) -> None:
+    state = train_loader(config(packs / "bccd")).state_dict()
+    with pytest.raises(StateError, match="seed was 0, is 1"):
+        train_loader(config(packs / "bccd", seed=1)).load_state_dict(state)
+    with pytest.raises(StateError, match="transform was"):
+        train_loader(config(packs / "bccd", CROP)).load_state_dict(state)
+
+
+def test_set_epoch_and_break_start_where_they_say(packs: Path) -> None:
+    with train_loader(config(packs / "bccd", batch_size=41)) as loader:
+        first = [b.keys for b in loader]
+        second = [b.keys for b in loader]
+        for _ in loader:
+            break
+        loader.set_epoch(1)
+        assert [b.keys for b in loader] == second
+        loader.set_epoch(0)
+        assert [b.keys for b in loader] == first
+
+
+def decode_workers() -> list[psutil.Process]:
+    """Ray's processes that hold a decode actor of ours."""
+    tree = psutil.Process().children(recursive=True)
+    found = []
+    for process in tree:
+        try:
+            if "MapWorker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_faults_a_killed_decode_actor_changes_nothing(packs: Path, reference: Any) -> None:
+    cfg = config(packs / "bccd", CROP, (2, 2), grad_accum=4)
+    rows = []
+    with train_loader(cfg) as loader:
+        for epoch in range(2):
+            for batch in loader:
+                rows += ledger_rows(batch, 0, 1)
+                if (epoch, batch.step) == (0, 5):
+                    victims = decode_workers()
+                    assert victims, "no decode actor was found to kill"
+                    os.kill(victims[0].pid, signal.SIGKILL)
+    table = type(reference).from_pylist(rows, schema=reference.schema)
+    assert first_difference(reference, table) is None
+
+
+def wait_until(condition: Any, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return bool(condition())
+
+
+@pytest.mark.parametrize("how", ["close", "break", "exception", "forgotten"])
+def test_nothing_is_left_behind(packs: Path, how: str) -> None:
+    import threading
+
+    cfg = config(packs / "bccd")
+    loader = train_loader(cfg)
+    if how == "exception":
+        with pytest.raises(ZeroDivisionError), loader:
+            for _ in loader:
+                raise ZeroDivisionError
+    else:
+        for _ in loader:
+            break
+        if how in ("close", "break"):
+            loader.close()
+    del loader
+    assert wait_until(lambda: not decode_workers()), "decode actors are still alive"
+    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "rfstream-feed"])
+
+
+def test_a_loader_can_be_used_again_after_close(packs: Path) -> None:
+    with train_loader(config(packs / "bccd", batch_size=41)) as loader:
+        first = next(iter(loader)).keys
+        loader.close()
+        loader.set_epoch(0)
+        assert next(iter(loader)).keys == first
+
+
+def test_memory_of_a_batch_is_its_own(packs: Path) -> None:
+    with train_loader(config(packs / "bccd")) as loader:
+        batch = next(iter(loader))
+        batch.images.add_(1)  # a view of shared memory would end the process here
+        batch.targets.flat["boxes"].mul_(2)
+        assert batch.images.dtype == torch.uint8
+        assert batch.images.shape == (4, 3, 96, 96)
+
+
+def test_a_wait_that_runs_out_says_what_for(packs: Path) -> None:
+    cfg = config(packs / "bccd", timeout_s=0.05)
+    with train_loader(cfg) as loader, pytest.raises(StreamError, match=r"rank 0: batch 0 of epoch 0.*timeout_s=0.05"):
+        next(iter(loader))
+
+
+def test_a_pool_that_can_never_start_is_refused(packs: Path) -> None:
+    cpus = int(ray.cluster_resources()["CPU"])
+    cfg = config(packs / "bccd", actors=(cpus + 1, cpus + 1))
+    with train_loader(cfg) as loader, pytest.raises(ConfigError, match=f"at least {cpus + 1} CPUs"):
+        next(iter(loader))
+
+
+def test_a_failing_transform_reaches_the_loop_as_one_sentence(packs: Path) -> None:
+    cfg = config(packs / "bccd", {"transform": "tests.augmentations:not_a_transform"})
+    with train_loader(cfg) as loader, pytest.raises(StreamError, match="returned int, not an A[.]Compose"):
+        next(iter(loader))
