@@ -79,6 +79,7 @@ def verify(
 
 def main() -> None:
     """Run the command line."""
+    sys.path.insert(0, "")  # transforms and models named by import path may lie where the command is run
     try:
         app()
     except RFStreamError as error:

@@ -138,7 +138,7 @@ def test_boxes_are_clipped_and_empty_ones_left_out() -> None:
 )
 def test_a_bad_annotation_is_named_with_shard_key_and_file(change: dict[str, Any], message: str) -> None:
     bad = sample("4", (10, 20), [[1, 2, 3, 4]], **change)
-    with pytest.raises(SampleError, match=rf"shard train-0-000000.tar, key 4 \(file 4.png\): {message}"):
+    with pytest.raises(SampleError, match=rf"shard train-0-000000.tar, key 4 \(file 4.png\): .*{message}"):
         Decoder(spec(masks=True)).batch([bad], 0, 0, 0)
 
 

@@ -258,5 +258,5 @@ def test_a_pool_that_can_never_start_is_refused(packs: Path) -> None:
 
 def test_a_failing_transform_reaches_the_loop_as_one_sentence(packs: Path) -> None:
     cfg = config(packs / "bccd", {"transform": "tests.augmentations:not_a_transform"})
-    with train_loader(cfg) as loader, pytest.raises(StreamError, match="returned int, not an A[.]Compose"):
+    with train_loader(cfg) as loader, pytest.raises(StreamError, match="returned int, not an"):
         next(iter(loader))

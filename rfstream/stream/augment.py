@@ -121,7 +121,7 @@ class _Albumentations:
         result["area"] = (result["area"] * _box_area(result["boxes"]) / np.maximum(before, 1e-9)).astype(np.float32)
         if "masks" in target:
             masks = np.asarray(out["masks"])[index] if count else target["masks"]
-            result["masks"] = masks.reshape(-1, height, width)
+            result["masks"] = masks.reshape(len(index), height, width)
         return out["image"], result
 
 

@@ -106,4 +106,4 @@ def _pack_masks(masks: npt.NDArray[np.uint8], height: int, width: int) -> npt.ND
     n, h, w = masks.shape
     framed = np.zeros((n, height, width), dtype=bool)
     framed[:, :h, :w] = masks
-    return np.packbits(framed.reshape(n, -1), axis=1)
+    return np.packbits(framed.reshape(n, height * width), axis=1)

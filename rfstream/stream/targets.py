@@ -54,7 +54,8 @@ def targets_of(
     kept = {name: values[solid] for name, values in target.items()}
     if masks:
         chosen = [annotations[i] for i in np.flatnonzero(solid)]
-        kept["masks"] = np.array([_mask(a, height, width) for a in chosen], dtype=np.uint8).reshape(-1, height, width)
+        stack = np.array([_mask(a, height, width) for a in chosen], dtype=np.uint8)
+        kept["masks"] = stack.reshape(len(chosen), height, width)
     return kept
 
 
