@@ -46,14 +46,17 @@ BAD = {
     "absolute": (change("images", 0, file_name="/etc/x.jpg"), "'/etc/x.jpg' is absolute or leaves its folder"),
     "drive": (change("images", 0, file_name="C:x.jpg"), "'C:x.jpg' is absolute or leaves its folder"),
     "backslashes": (change("images", 0, file_name="..\\x.jpg"), "is absolute or leaves its folder"),
-    "no name": (change("images", 0, file_name=""), "'' is absolute or leaves its folder|names no file"),
+    "no name": (change("images", 0, file_name=""), "'' is absolute or leaves its folder"),
+    "folder's name": (change("images", 0, file_name="x.jpg/"), "'x.jpg/' can't be the name of a file"),
+    "no character": (change("images", 0, file_name="\ud800.jpg"), "can't be the name of a file"),
+    "empty image": (change("images", 0, file_name="empty.jpg"), "1 of 3 images in .* are empty files"),
     "name is a number": (change("images", 0, file_name=5), "image .* has file_name 5"),
     "extension": (change("images", 0, file_name="x.gif"), "'x.gif' has no extension that the loader decodes"),
     "image id": (change("images", 0, id="a"), r"images\[0\] has id 'a'"),
     "huge image id": (change("images", 0, id=2**70), r"images\[0\] has id 1180591620717411303424"),
     "duplicate image": (lambda d: d["images"].append(d["images"][0]), "two images have the id"),
     "duplicate annotation": (lambda d: d["annotations"].append(d["annotations"][0]), "two annotations have the id"),
-    "annotation id": (change("annotations", 0, id=[1]), "an annotation has id"),
+    "annotation id": (change("annotations", 0, id=[1]), r"annotations\[0\] has id \[1\]; make it an integer"),
     "category": (change("annotations", 0, category_id=77), "category_id is 77, the id of no category"),
     "category by type": (change("annotations", 0, category_id="1"), "category_id is '1', the id of no category"),
     "short box": (change("annotations", 0, bbox=[1, 2, 3]), r"bbox is \[1, 2, 3\], not \[x, y, width, height\]"),
@@ -74,6 +77,7 @@ BAD = {
 def test_bad_input_is_refused_and_nothing_is_published(tiny: Path, tmp_path: Path, case: str) -> None:
     damage, sentence = BAD[case]
     (tiny / "sub.jpg").mkdir()
+    (tiny / "empty.jpg").touch()
     file = tiny / "_annotations.coco.json"
     document = json.loads(file.read_text())
     damage(document)

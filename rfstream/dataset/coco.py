@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,7 +19,7 @@ from rfstream.errors import DatasetError
 
 ROBOFLOW_FILE = "_annotations.coco.json"
 _JSON_FILES = ("*.json", "annotations/*.json")
-_STAT_THREADS = 16
+_STAT_THREADS, _STAT_CHUNK = 16, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,18 @@ def read_split(files: SplitFiles, category_ids: CategoryIds) -> SplitSource:
     if not images:
         raise DatasetError(f"{files.annotations}: lists no images, so there is nothing to pack")
     check_categories(str(files.annotations), categories, category_ids)
-    names = _image_names(files.annotations, images)
-    known = {category["id"] for category in categories}
-    _check_annotations(files.annotations, annotations, known, {image["id"] for image in images})
-    by_image = _group(files.annotations, annotations)
-    sizes = _sizes(files, names)
+    for position, image in enumerate(images):
+        _check_image(files.annotations, position, image)
+    ids = _distinct(files.annotations, "images", images)
+    _distinct(files.annotations, "annotations", annotations)
+    _check_annotations(files.annotations, annotations, {category["id"] for category in categories}, ids)
+    by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for annotation in annotations:
+        by_image[annotation["image_id"]].append(annotation)
+    sizes = _sizes(files, [image["file_name"] for image in images])
     items = [
-        _item(image, str(files.images / name), size, by_image.get(image["id"], []))
-        for image, name, size in zip(images, names, sizes, strict=True)
+        _item(files.images, image, size, by_image.get(image["id"], []))
+        for image, size in zip(images, sizes, strict=True)
     ]
     annotated = sorted({annotation["category_id"] for annotation in annotations})
     return SplitSource(files.split, categories, annotated, items)
@@ -126,27 +131,40 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38 and value == value
 
 
-def _image_names(path: Path, images: list[dict[str, Any]]) -> list[str]:
-    """The checked ``file_name`` of every image."""
-    seen: set[int] = set()
-    names = []
-    for position, image in enumerate(images):
-        number, name = image.get("id"), image.get("file_name")
-        if not isinstance(number, int) or not _is_int64(number):
-            raise DatasetError(f"{path}: images[{position}] has id {number!r}; every image needs an integer id")
-        if number in seen:
-            raise DatasetError(f"{path}: two images have the id {number}; give each image its own id")
-        seen.add(number)
-        if not isinstance(name, str):
-            raise DatasetError(f"{path}: image {number} has file_name {name!r}; every image needs the name of its file")
-        check_inside(name, f"{path}: image {number}: file_name")
-        if _extension(name) not in IMAGE_EXTENSIONS:
-            raise DatasetError(
-                f"{path}: image {number}: file_name {name!r} has no extension that the loader decodes "
-                f"({', '.join(IMAGE_EXTENSIONS)}); convert the image"
-            )
-        names.append(name)
-    return names
+def _check_image(path: Path, position: int, image: Mapping[str, Any]) -> None:
+    """Refuse an image whose id or file can't be used."""
+    number, name = image.get("id"), image.get("file_name")
+    if not _is_int64(number):
+        raise DatasetError(f"{path}: images[{position}] has id {_short(number)}; every image needs an integer id")
+    if not isinstance(name, str):
+        raise DatasetError(
+            f"{path}: image {number} has file_name {_short(name)}; every image needs the name of its file"
+        )
+    check_inside(name, f"{path}: image {number}: file_name")
+    if _extension(name) not in IMAGE_EXTENSIONS:
+        raise DatasetError(
+            f"{path}: image {number}: file_name {name!r} has no extension that the loader decodes "
+            f"({', '.join(IMAGE_EXTENSIONS)}); convert the image"
+        )
+
+
+def _distinct(path: Path, what: str, entries: list[dict[str, Any]]) -> set[int]:
+    """The ids of the entries that have one.
+
+    Raises:
+        DatasetError: if one is no integer, or two are the same.
+    """
+    ids: set[int] = set()
+    for position, entry in enumerate(entries):
+        number = entry.get("id")
+        if number is None:
+            continue
+        if not _is_int64(number):
+            raise DatasetError(f"{path}: {what}[{position}] has id {_short(number)}; make it an integer")
+        if number in ids:
+            raise DatasetError(f"{path}: two {what} have the id {number}; give each its own id")
+        ids.add(number)
+    return ids
 
 
 def _extension(name: str) -> str:
@@ -196,26 +214,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _group(path: Path, annotations: list[dict[str, Any]]) -> Mapping[int, list[dict[str, Any]]]:
-    """Checked annotations by image id; no two may have one id (having none is fine)."""
-    grouped: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    seen: set[int] = set()
-    for annotation in annotations:
-        number = annotation.get("id")
-        if number is not None:
-            if not _is_int64(number):
-                raise DatasetError(f"{path}: an annotation has id {_short(number)}; make it an integer")
-            if number in seen:
-                raise DatasetError(f"{path}: two annotations have the id {number}; give each its own id")
-            seen.add(number)
-        grouped[annotation["image_id"]].append(annotation)
-    return grouped
-
-
 def _sizes(files: SplitFiles, names: list[str]) -> list[int]:
     """Size of every image file in bytes."""
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        sizes = list(pool.map(_file_size, (files.images / name for name in names)))
+        parts = (names[i : i + _STAT_CHUNK] for i in range(0, len(names), _STAT_CHUNK))
+        sizes = [size for part in pool.map(partial(_file_sizes, files.images), parts) for size in part]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
         raise DatasetError(
@@ -231,19 +234,25 @@ def _sizes(files: SplitFiles, names: list[str]) -> list[int]:
     return [size for size in sizes if size is not None]
 
 
-def _file_size(path: Path) -> int | None:
-    """Size of the regular file at ``path`` (links followed), or None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+def _file_sizes(folder: Path, names: list[str]) -> list[int | None]:
+    """Sizes of the regular files ``names`` in ``folder`` (links followed); None where there is none."""
+    sizes: list[int | None] = []
+    for name in names:
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            sizes.append(None)
+        else:
+            sizes.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
+    return sizes
 
 
-def _item(image: Mapping[str, Any], path: str, size: int, annotations: list[dict[str, Any]]) -> Item:
-    sidecar = {"image_id": image["id"], "file_name": image["file_name"], "annotations": annotations}
+def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[dict[str, Any]]) -> Item:
+    name = image["file_name"]
+    sidecar = {"image_id": image["id"], "file_name": name, "annotations": annotations}
     width, height = (_pixels(image.get(side)) for side in ("width", "height"))
-    return Item(path, _extension(path), size, json.dumps(sidecar).encode(), width, height, len(annotations))
+    data = json.dumps(sidecar).encode()
+    return Item(f"{folder}/{name}", _extension(name), size, data, width, height, len(annotations))
 
 
 def _pixels(value: object) -> int | None:

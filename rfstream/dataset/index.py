@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -150,12 +149,14 @@ def check_inside(name: str, what: str) -> str:
     The check is lexical: a symbolic link below the folder is the user's own business, a crafted name is not.
 
     Raises:
-        DatasetError: if it is empty or absolute, or has a drive, a '..' part or a NUL; ``what`` says where it stands.
+        DatasetError: if it is absolute or has a drive, a '..' part, no base name or a character that no file name has;
+            ``what`` says where it stands.
     """
-    windows = PureWindowsPath(name)
-    escapes = windows.anchor or PurePosixPath(name).anchor or ".." in windows.parts or "\x00" in name
-    if escapes or not PurePosixPath(name).name:
+    parts = name.replace("\\", "/").split("/")
+    if parts[0] == "" or name[1:2] == ":" or ".." in parts:
         raise DatasetError(f"{what} {name!r} is absolute or leaves its folder; refusing to open it: correct the name")
+    if parts[-1] in ("", ".") or "\x00" in name or any("\ud800" <= c <= "\udfff" for c in name):
+        raise DatasetError(f"{what} {name!r} can't be the name of a file; correct the name")
     return name
 
 
