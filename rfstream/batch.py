@@ -112,7 +112,7 @@ def unpack_masks(packed: Tensor, height: int, width: int) -> Tensor:
     """Bit-packed masks uint8 (n, ceil(height * width / 8)) to bool (n, height, width), on the masks' own device."""
     bits = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=packed.device)
     pixels = (packed[:, :, None] & bits).bool().flatten(1)
-    return pixels[:, : height * width].unflatten(1, (height, width))
+    return pixels[:, : height * width].view(len(packed), height, width)
 
 
 def batch_of(wire: WireBatch, *, step: int, window_end: bool) -> Batch:

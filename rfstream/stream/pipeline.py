@@ -21,7 +21,7 @@ from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evalua
 
 BATCHES_PER_TASK = 4
 """Consecutive batches of a fused read task: few enough to balance, enough to pay for the task."""
-TASKS_PER_EXECUTION = 2000
+TASKS_PER_EXECUTION = 500
 """Ray ends the actor pool with each execution, so one spans as many epochs as this many tasks allow (at least one)."""
 BUFFERED_BLOCKS = 8
 """Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer

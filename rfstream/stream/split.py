@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import threading
@@ -18,7 +19,7 @@ from ray.data import DataIterator
 
 from rfstream.errors import RFStreamError, StreamError
 from rfstream.plan.position import Position
-from rfstream.session import ensure_ray
+from rfstream.session import attach_ray, ensure_ray
 from rfstream.stream.pipeline import PREFETCHED, Pipeline
 
 
@@ -133,8 +134,7 @@ class GroupHandOver:
             raise StreamError(
                 f"rank {rank} starts at {start} but rank {other['rank']} at {other['start']}: resume all ranks alike"
             )
-        if not ray.is_initialized():
-            ray.init(address=gathered[0]["address"], logging_level="ERROR", log_to_driver=False)
+        attach_ray(gathered[0]["address"], gathered[0]["auth_mode"])
         split: DataIterator = pickle.loads(gathered[0]["splits"][rank])
         return split
 
@@ -143,7 +143,8 @@ class GroupHandOver:
             ensure_ray(self._pipeline.config.decode.actors[1])
             self._kept = open_splits(self._pipeline, start)  # Ray ends the coordinator with its last owner's handle
             splits = [ray.cloudpickle.dumps(s) for s in self._kept]
-            return {"splits": splits, "address": ray.get_runtime_context().gcs_address}
+            address = ray.get_runtime_context().gcs_address
+            return {"splits": splits, "address": address, "auth_mode": os.environ.get("RAY_AUTH_MODE")}
         except RFStreamError as error:
             return {"error": str(error)}
 
