@@ -38,3 +38,18 @@ def ensure_ray(min_cpus: int = 1) -> None:
     )
     # Ray Data reports each execution at INFO; in a session of our own that is noise beside a progress bar.
     logging.getLogger("ray.data").setLevel(logging.ERROR)
+
+
+def attach_ray(address: str, auth_mode: str | None) -> None:
+    """Connect this process, unless it is, to the cluster at ``address`` that another process of the run uses.
+
+    ``auth_mode`` is ``RAY_AUTH_MODE`` in that process: a cluster that ``ray.init`` started there asks for a token, and
+    only the process that started it knows so.
+    """
+    if ray.is_initialized():
+        return
+    if auth_mode is not None:
+        os.environ["RAY_AUTH_MODE"] = auth_mode
+        ray._raylet.Config.initialize("")  # Ray reads its environment on import; no public call makes it look again
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
