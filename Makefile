@@ -26,7 +26,7 @@ help: ## list the targets
 venv: $(VENV)/.test ## make .venv with everything that tests and development need
 
 demo: $(VENV)/.demo ## pack generated scenes, train a small detector on them, draw what it finds
-	$(BIN)/python pipelines/demo.py
+	RAY_ADDRESS=local $(BIN)/python pipelines/demo.py
 
 test: $(VENV)/.test ## run all tests
 	$(BIN)/python -m pytest --session-timeout=$(TEST_SECONDS) $(PYTEST_ARGS)
