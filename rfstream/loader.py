@@ -102,8 +102,7 @@ class RankLoader:
             "block_bytes": plan.block_bytes,
             "window_samples": plan.windows.window_samples,
             "tail": plan.windows.tail,
-            "transform": decode.transform,
-            "masks": decode.masks,
+            **decode.fingerprint(),
         }
 
     def close(self) -> None:

@@ -170,6 +170,11 @@ def shard_name(split: str, generation: str, number: int) -> str:
     return f"{split}-{generation}-{number:06d}.tar"
 
 
+def has_split(path: str, split: str) -> bool:
+    """Whether the pack at ``path`` has an index of ``split``."""
+    return storage.exists(storage.join(path, index_name(check_split(split))))
+
+
 def read_index(path: str, split: str) -> SplitIndex:
     """Read and check the index of ``split`` in the pack at ``path`` (a folder or an fsspec URL).
 

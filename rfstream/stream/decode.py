@@ -1,11 +1,15 @@
-"""``decode``: encoded samples -> one batch in NumPy arrays. Runs in the actor pool, and in evaluation's tasks."""
+"""``decode``: encoded samples -> one batch in NumPy arrays. Runs in the actor pool, and in evaluation's tasks.
+
+What travels with a task is a :class:`DecodeSpec`; each process builds its :class:`BatchDecoder` once. The one here
+decodes COCO-style detection samples; an adapter to a framework brings a spec of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +18,42 @@ from rfstream.config import CpuTransform
 from rfstream.dataset.tar import EncodedSample
 from rfstream.errors import SampleError
 from rfstream.plan.keys import sample_key
+from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
 from rfstream.stream.image import decode_rgb
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
 
+class BatchDecoder(Protocol):
+    """Turns encoded samples into batches. Holds no state that one batch could leave behind for another."""
+
+    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+        """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
+
+        Raises:
+            SampleError: naming shard, key, file and reason.
+        """
+        ...
+
+
+class DecodeSpec(Protocol):
+    """What a decoder does, in a few hashable values."""
+
+    def __hash__(self) -> int: ...
+
+    def build(self) -> BatchDecoder:
+        """A decoder for this process."""
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal samples to give equal pixels and targets."""
+        ...
+
+
 @dataclass(frozen=True)
-class DecodeSpec:
-    """What a decoder does, in a few hashable values that travel with every task."""
+class DetectionSpec:
+    """Detection samples with a per-sample transform. See :class:`DecodeSpec`."""
 
     seed: int
     labels: tuple[tuple[int, int], ...]
@@ -31,6 +62,14 @@ class DecodeSpec:
     transform_key: str
     masks: bool
     pad_multiple: int
+
+    def build(self) -> DetectionDecoder:
+        """A decoder for this process."""
+        return DetectionDecoder(self)
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal samples to give equal pixels and targets."""
+        return {"transform": self.transform, "masks": self.masks}
 
 
 @dataclass(frozen=True)
@@ -41,21 +80,17 @@ class _Decoded:
     orig_size: tuple[int, int]
 
 
-class Decoder:
-    """Decodes, augments and collates batches. Holds no state that a batch could leave behind."""
+class DetectionDecoder:
+    """Decodes, augments and collates batches. See :class:`BatchDecoder`."""
 
-    def __init__(self, spec: DecodeSpec) -> None:
+    def __init__(self, spec: DetectionSpec) -> None:
         config = CpuTransform.model_validate_json(spec.transform) if spec.transform else None
         self._transform = build_transform(config, spec.transform_key)
         self._labels = dict(spec.labels)
         self._spec = spec
 
     def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
-        """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
-
-        Raises:
-            SampleError: naming shard, key, file and reason.
-        """
+        """See :class:`BatchDecoder`."""
         decoded = [self._sample(s, epoch, first_position + i) for i, s in enumerate(samples)]
         return WireBatch(epoch, batch, [s.key for s in samples], _collate(decoded, self._spec.pad_multiple))
 
@@ -66,16 +101,21 @@ class Decoder:
             image = decode_rgb(sample.image)
             target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
-            where = f"shard {sample.shard}, key {sample.key}" + (f" (file {name})" if name else "")
-            raise SampleError(f"{where}: {error}; repair or remove the file and pack again") from error
+            raise sample_error(sample, name, error) from error
         out, target = self._transform(image, target, sample_key(self._spec.seed, epoch, position))
         return _Decoded(out, target, image_id, (image.shape[0], image.shape[1]))
 
 
+def sample_error(sample: EncodedSample, name: str, error: BaseException) -> SampleError:
+    """The error for a sample that can't be decoded; ``name`` is its file name, as far as it is known."""
+    where = f"shard {sample.shard}, key {sample.key}" + (f" (file {name})" if name else "")
+    return SampleError(f"{where}: {error}; repair or remove the file and pack again")
+
+
 @lru_cache(maxsize=8)
-def decoder_of(spec: DecodeSpec) -> Decoder:
+def decoder_of(spec: DecodeSpec) -> BatchDecoder:
     """This process's decoder for ``spec``: built once, whichever task comes first."""
-    return Decoder(spec)
+    return spec.build()
 
 
 def _collate(decoded: Sequence[_Decoded], multiple: int) -> dict[str, npt.NDArray[Any]]:

@@ -10,13 +10,13 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.index import SplitIndex, has_split, read_index
 from rfstream.dataset.storage import local_path
-from rfstream.errors import ConfigError
+from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows, accumulation, evaluation_batches
-from rfstream.stream.decode import DecodeSpec
+from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
 
 BATCHES_PER_TASK = 4
@@ -95,8 +95,10 @@ class Pipeline:
         return _read(functions, compute=TaskPoolStrategy(size=self.config.decode.actors[1]), num_cpus=0, **where)
 
 
-def build_pipeline(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
-    """The job for role ``split`` of ``config.data.splits``.
+def build_pipeline(
+    config: Config, split: str, world_size: int, *, training: bool, decode: DecodeSpec | None = None
+) -> Pipeline:
+    """The job for role ``split`` of ``config.data.splits``; ``decode`` in place of what ``config`` says of decoding.
 
     Raises:
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
@@ -108,16 +110,37 @@ def build_pipeline(config: Config, split: str, world_size: int, *, training: boo
         grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
     windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
     plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
+    return Pipeline(config, index, plan, decode or _detection(config, index, training=training))
+
+
+def label_space(config: Config, index: SplitIndex) -> SplitIndex:
+    """The index whose categories number the labels of ``index``: the training split's, so that all splits agree.
+
+    Raises:
+        DatasetError: if the two splits were packed under different category policies.
+    """
+    train = config.data.splits.get("train", "train")
+    if index.split == train or not has_split(config.data.path, train):
+        return index
+    space = read_index(config.data.path, train)
+    if space.category_ids != index.category_ids:
+        raise DatasetError(
+            f"{config.data.path}: split {train} was packed with category_ids={space.category_ids} and split "
+            f"{index.split} with {index.category_ids}, so their labels differ: pack both alike"
+        )
+    return space
+
+
+def _detection(config: Config, index: SplitIndex, *, training: bool) -> DetectionSpec:
     transform = config.augment.cpu if training else config.augment.eval
-    decode = DecodeSpec(
-        seed=stream.seed,
-        labels=tuple(sorted(index.label_of().items())),
+    return DetectionSpec(
+        seed=config.stream.seed,
+        labels=tuple(sorted(label_space(config, index).label_of().items())),
         transform=transform.model_dump_json() if transform else "",
         transform_key="augment.cpu" if training else "augment.eval",
         masks=config.decode.masks,
         pad_multiple=config.decode.pad_multiple,
     )
-    return Pipeline(config, index, plan, decode)
 
 
 def refuse_what_can_never_run(config: Config) -> None:
