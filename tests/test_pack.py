@@ -172,3 +172,8 @@ def test_the_job_fails_with_one_sentence(tmp_path: Path) -> None:
     assert job.returncode == 1
     assert job.stderr == f"{tmp_path}/nowhere: no such folder; give the folder that holds the splits\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_without_splits_all_are_packed_and_valid_becomes_val(shared_data: Path, tmp_path: Path) -> None:
+    indexes = pack(str(shared_data / "bccd"), str(tmp_path / "pack"), progress=False)
+    assert sorted(index.split for index in indexes) == ["test", "train", "val"]

@@ -48,7 +48,8 @@ def pack(
     output: Annotated[str, typer.Argument(help="Folder to write the pack to.")],
     *,
     splits: Annotated[
-        str | None, typer.Option(help="Splits, by comma: 'train,valid:val' packs valid as val. Default: all found.")
+        str | None,
+        typer.Option(help="Splits, by comma: 'train,valid:val' packs valid as val. Default: all found, valid as val."),
     ] = None,
     annotations: Annotated[
         str | None, typer.Option(help="One annotation file, for a layout that is not found by itself.")
@@ -108,7 +109,8 @@ def _choose(source: Path, splits: str | None, annotations: str | None, images: s
     if images is not None:
         raise DatasetError("--images goes with --annotations: name the annotation file too")
     found = find_splits(source)
-    pairs = pairs or [(name, name) for name in found]
+    # Roboflow says valid; what trains from a pack, RF-DETR too, asks for val.
+    pairs = pairs or [(name, "val" if name == "valid" and "val" not in found else name) for name in found]
     absent = [name for name, _ in pairs if name not in found]
     if absent:
         raise DatasetError(f"{source}: has no split {absent[0]!r}; it has {', '.join(sorted(found))}")

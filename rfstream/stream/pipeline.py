@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
+from ray.data import ActorPoolStrategy, DataContext, Dataset, ExecutionResources, TaskPoolStrategy
 
 from rfstream.config import Config
 from rfstream.dataset.index import SplitIndex, has_split, read_index
@@ -150,12 +150,20 @@ def refuse_what_can_never_run(config: Config) -> None:
         ConfigError: with the numbers, if the pool can never start.
     """
     cpus = int(max(ray.cluster_resources().get("CPU", 0), _autoscaler_limits().get("CPU", 0)))
+    taken = int(_reserved("CPU"))
     smallest = config.decode.actors[0]
-    if smallest > cpus:
+    if smallest > cpus - taken:
         raise ConfigError(
-            f"decode.actors asks for at least {smallest} CPUs and the Ray cluster has or may grow to {cpus}: lower the "
-            "minimum, or add nodes"
+            f"decode.actors asks for at least {smallest} CPUs; the Ray cluster has or may grow to {cpus}, of which "
+            f"{taken} are reserved (training workers): lower the minimum, or add nodes"
         )
+
+
+def _reserved(resource: str) -> float:
+    """How much of ``resource`` placement groups hold: training workers, which the decode pool can't use."""
+    groups = ray.util.placement_group_table().values()
+    held = [g["bundles"] for g in groups if g["state"] in ("CREATED", "RESCHEDULING")]
+    return float(sum(bundle.get(resource, 0) for bundles in held for bundle in bundles.values()))
 
 
 def _autoscaler_limits() -> dict[str, int]:
@@ -179,4 +187,6 @@ def _configure(context: DataContext) -> None:
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # so that every row becomes a block of its own
     context.execution_options.preserve_order = True
+    reserved = ExecutionResources(cpu=_reserved("CPU"), gpu=_reserved("GPU"))
+    context.execution_options.exclude_resources = reserved  # or Ray Data counts the training workers' as its own
     context._max_num_blocks_in_streaming_gen_buffer = BUFFERED_BLOCKS

@@ -1,0 +1,66 @@
+"""However a process that streams ends, nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "RFSTREAM_TEST_MARK"
+SCRIPT = """
+import os, signal, sys, time
+import rfstream
+loader = rfstream.ray_loader(rfstream.Config(data={"path": sys.argv[1]}, stream={"batch_size": 4}))
+for batch in loader:
+    print("streaming", flush=True)
+    if sys.argv[2] == "return":
+        break
+    if sys.argv[2] == "raise":
+        raise RuntimeError("the training step failed")
+    time.sleep(60)
+"""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("ctrl-c", None), ("kill -9", -signal.SIGKILL)])
+def test_nothing_is_left_when_the_process_ends(packs: Path, how: str, code: int | None) -> None:
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(packs / "bccd"), how],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "streaming\n"
+    if how == "ctrl-c":
+        process.send_signal(signal.SIGINT)
+    if how == "kill -9":
+        process.kill()
+    _, errors = process.communicate(timeout=60)
+    if code is not None:
+        assert process.returncode == code
+    if how == "return":
+        assert errors == ""
+    deadline = time.monotonic() + 30
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not left, [" ".join(p.cmdline())[:80] for p in left]
