@@ -92,7 +92,8 @@ class Pipeline:
         where: dict[str, Any] = {}
         if self.config.decode.label_selector:
             where["label_selector"] = self.config.decode.label_selector
-        return _read(functions, compute=TaskPoolStrategy(size=self.config.decode.actors[1]), num_cpus=0, **where)
+        at_once = min(self.config.decode.actors[1], -(-len(batches) // BATCHES_PER_TASK))
+        return _read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0, **where)
 
 
 def build_pipeline(
