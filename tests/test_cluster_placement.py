@@ -1,0 +1,52 @@
+"""Decode stays off the GPU nodes: seen on a real Ray cluster of three nodes, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+import rfstream
+from rfstream.tools.scenes import make_scenes
+
+STORE = 200_000_000
+
+
+def main(folder: Path) -> None:
+    """Print, as JSON, the role of the node that each decode actor ran on."""
+    cluster = Cluster()
+    cluster.add_node(num_cpus=0, object_store_memory=STORE)
+    cluster.add_node(num_cpus=4, num_gpus=1, object_store_memory=STORE)
+    cluster.add_node(num_cpus=2, object_store_memory=STORE, labels={"ray-subcluster": "decode"})
+    ray.init(address=cluster.address, log_to_driver=False)
+    make_scenes(folder / "coco", train=32, val=1, seed=0)
+    rfstream.pack(str(folder / "coco"), str(folder / "pack"), progress=False)
+    config = rfstream.Config(
+        data={"path": str(folder / "pack")},
+        stream={"batch_size": 4, "timeout_s": 120},
+        decode={"actors": [2, 2], "label_selector": {"ray-subcluster": "decode"}},
+    )
+    with rfstream.ray_loader(config) as loader:
+        batches = sum(1 for _ in loader)
+        actors = [a for a in ray._private.state.actors().values() if a["ActorClassName"].startswith("MapWorker")]
+    roles = {n["NodeID"]: "decode" if "ray-subcluster" in n["Labels"] else "other" for n in ray.nodes()}
+    print(json.dumps({"batches": batches, "roles": [roles[a["Address"]["NodeID"]] for a in actors]}))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.timeout(300)
+def test_decode_actors_run_on_labelled_nodes_alone(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen == {"batches": 8, "roles": ["decode", "decode"]}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
