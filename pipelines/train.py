@@ -6,6 +6,7 @@ The same file runs by itself, under `torchrun`, and as `ray job submit -- python
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -24,7 +25,8 @@ def main(
     except RFStreamError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo("  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())))
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo("  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())))
 
 
 if __name__ == "__main__":

@@ -111,13 +111,12 @@ def _ray_worker(values: dict[str, Any]) -> None:
         _fit(config, world_size=world, resume=str(Path(folder) / report.CHECKPOINT_NAME), checkpoints=report, **options)
 
 
-_DDP: dict[str, Any] = {
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
-    else "broadcast_buffers": False  # its name before torch 2.13
-}
+_KNOWN = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+_DDP: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False}
 """Otherwise every forward pass of a model with buffers is a collective, in validation too, where ranks may have
-different numbers of batches: they would wait for each other for ever. :class:`_SameBuffers` does it once a time."""
+different numbers of batches: they would wait for each other for ever. :class:`_SameBuffers` does it before each one.
+
+Torch renamed the option in 2.14."""
 
 
 class _SameBuffers(pl.Callback):
