@@ -1,0 +1,57 @@
+"""A model for tests of launchers: writes down what each rank is given, and can die once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+from rfstream.train.lightning import pl
+
+
+def build(class_names: list[str], folder: str, die_at: tuple[int, int] | None = None) -> Recording:
+    assert class_names == ["disc", "square", "triangle", "star"]
+    return Recording(Path(folder), die_at)
+
+
+class Recording(pl.LightningModule):
+    """Appends one line a batch to ``{folder}/rank{r}.jsonl``; rank 1 dies before (epoch, step) ``die_at``, once."""
+
+    def __init__(self, folder: Path, die_at: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.die_at = die_at
+        self.layer = torch.nn.BatchNorm2d(3)  # with buffers, which DDP would keep equal by a collective a forward
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.die_at is not None and [batch.epoch, batch.step] == list(self.die_at) and self.global_rank == 1:
+            marker = self.folder / "died"
+            if not marker.exists():
+                ray.train.get_all_reported_checkpoints()  # waits until Ray has the epoch's
+                marker.touch()
+                os._exit(1)
+        self._note("train", epoch=batch.epoch, step=batch.step, keys=batch.keys, pixels=float(batch.images.sum()))
+        return self.layer(batch.images).pow(2).mean() + self.layer.weight.sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.layer(batch.images)
+        self._note("val", epoch=self.current_epoch, images=batch.image_ids.tolist())
+
+    def on_validation_end(self) -> None:
+        self._note("buffers", epoch=self.current_epoch, mean=self.layer.running_mean.tolist())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def _note(self, kind: str, **values: Any) -> None:
+        with (self.folder / f"rank{self.global_rank}.jsonl").open("a") as out:
+            out.write(json.dumps({"kind": kind, "rank": self.global_rank, **values}) + "\n")
+
+
+def notes(folder: Path) -> list[dict[str, Any]]:
+    """All lines of all ranks."""
+    return [json.loads(line) for path in sorted(folder.glob("rank*.jsonl")) for line in path.read_text().splitlines()]
