@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import torch.distributed as dist
 from ray.data import DataIterator
+from typing_extensions import TypeVar
 
 from rfstream.batch import Batch, batch_of
 from rfstream.config import Config
@@ -18,10 +20,21 @@ from rfstream.plan.windows import Windows, evaluation_batches
 from rfstream.session import ensure_ray
 from rfstream.stream.pipeline import Pipeline, build_pipeline
 from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, split_feed
-from rfstream.stream.wire import from_row
+from rfstream.stream.wire import WireBatch, from_row
+
+B = TypeVar("B", default=Batch)
+B_co = TypeVar("B_co", default=Batch, covariant=True)
 
 
-class RankLoader:
+class ToBatch(Protocol[B_co]):
+    """Makes what a loader yields of a batch off the wire; must copy what it keeps."""
+
+    def __call__(self, wire: WireBatch, *, step: int, window_end: bool) -> B_co:
+        """The batch that is this rank's micro-step ``step``; ``window_end``: the optimizer steps after it."""
+        ...
+
+
+class RankLoader(Generic[B]):
     """Training batches of one rank, an epoch per ``iter()``.
 
     Nothing starts before the first ``next``: Lightning makes an iterator before seeds and epoch are set. One Ray
@@ -30,13 +43,20 @@ class RankLoader:
     execution at once.
     """
 
-    def __init__(self, pipeline: Pipeline, rank: int, hand_over: HandOver) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        rank: int,
+        hand_over: HandOver,
+        to_batch: ToBatch[B] = batch_of,  # type: ignore[assignment]  # B's default goes with it
+    ) -> None:
         self.index: SplitIndex = pipeline.index
         self.windows_of_epoch: Windows = pipeline.plan.windows
         self.rank = rank
         self.epoch = 0
         self._pipeline = pipeline
         self._hand_over = hand_over
+        self._to_batch = to_batch
         self._feed: Feed | None = None
         self._feed_at = Position()
         self._consumed = Position()
@@ -45,7 +65,7 @@ class RankLoader:
     def __len__(self) -> int:
         return self.windows_of_epoch.batches_per_rank
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         start = self._resume or Position(self.epoch, 0)
         self._resume = None
         self.epoch = start.epoch
@@ -57,12 +77,12 @@ class RankLoader:
                 self.epoch = start.epoch + 1
             yield batch
 
-    def windows(self) -> Iterator[list[Batch]]:
+    def windows(self) -> Iterator[list[B]]:
         """The epoch as lists of ``grad_accum`` batches, one list per optimizer step."""
-        window: list[Batch] = []
+        window: list[B] = []
         for batch in self:
             window.append(batch)
-            if batch.window_end:
+            if len(window) == self.windows_of_epoch.grad_accum:
                 yield window
                 window = []
 
@@ -111,7 +131,7 @@ class RankLoader:
             self._feed.close()
             self._feed = None
 
-    def __enter__(self) -> RankLoader:
+    def __enter__(self) -> RankLoader[B]:
         return self
 
     def __exit__(
@@ -119,7 +139,7 @@ class RankLoader:
     ) -> None:
         self.close()
 
-    def _next(self, at: Position) -> Batch:
+    def _next(self, at: Position) -> B:
         number = self.windows_of_epoch.batch_of(self.rank, at.batch)
         waiting_for = f"rank {self.rank}: batch {number} of epoch {at.epoch} (its step {at.batch})"
         if self._feed is None or self._feed_at != at:
@@ -136,7 +156,7 @@ class RankLoader:
             raise StreamError(f"{waiting_for}: the stream delivered batch {wire.batch} of epoch {wire.epoch} instead")
         self._feed_at = Position(at.epoch, at.batch + 1).normalised(len(self))
         window_end = (at.batch + 1) % self.windows_of_epoch.grad_accum == 0
-        return batch_of(wire, step=at.batch, window_end=window_end)
+        return self._to_batch(wire, step=at.batch, window_end=window_end)
 
     def _open(self, at: Position) -> None:
         self.close()
@@ -144,29 +164,42 @@ class RankLoader:
         self._feed = split_feed(split, self._pipeline.config.stream.timeout_s, owner=self.rank == 0)
 
 
-class EvaluationLoader:
+class EvaluationLoader(Generic[B]):
     """Evaluation batches of one rank: over all ranks every sample exactly once, in the index's order.
 
-    ``len`` is this rank's number of batches, which may be one less than another's, or none.
+    ``len`` is this rank's number of batches, which may be one less than another's, or none. With ``even``, a rank that
+    is one short gets the split's first batch again. ``samples`` counts what it shares in, ``filler`` what comes again.
     """
 
-    def __init__(self, pipeline: Pipeline, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        rank: int,
+        world_size: int,
+        to_batch: ToBatch[B] = batch_of,  # type: ignore[assignment]  # B's default goes with it
+        *,
+        even: bool = False,
+    ) -> None:
         self.index: SplitIndex = pipeline.index
         self.rank = rank
         self.world_size = world_size
         self._pipeline = pipeline
-        self._batches = evaluation_batches(
-            pipeline.index.num_samples, world_size, pipeline.config.stream.batch_size, rank
+        self._to_batch = to_batch
+        of_rank = partial(
+            evaluation_batches, pipeline.index.num_samples, world_size, pipeline.config.stream.batch_size, rank
         )
+        self.samples = sum(hi - lo for lo, hi in of_rank())
+        self._batches = of_rank(even=even)
+        self.filler = sum(hi - lo for lo, hi in self._batches) - self.samples
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         if not self._batches:
             return
         ensure_ray(self._pipeline.config.decode.actors[1])
-        dataset = self._pipeline.evaluation(self.rank, self.world_size)
+        dataset = self._pipeline.evaluation(self.rank, self.world_size, self._batches)
 
         def rows() -> Any:
             return dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
@@ -178,7 +211,7 @@ class EvaluationLoader:
                 row = feed.next(waiting_for)
                 if row is None:
                     raise StreamError(f"{waiting_for}: the stream ended before them")
-                yield batch_of(from_row(row), step=step, window_end=False)
+                yield self._to_batch(from_row(row), step=step, window_end=False)
         finally:
             feed.close()
 
@@ -197,22 +230,37 @@ def ray_loader(
     Raises:
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
-    grouped = dist.is_available() and dist.is_initialized()
-    if world_size is None:
-        world_size = dist.get_world_size() if grouped else 1
-    if rank is None:
-        rank = dist.get_rank() if grouped else 0
+    group_rank, group_size = group_place()
+    world_size = group_size if world_size is None else world_size
+    rank = group_rank if rank is None else rank
     if not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} is not one of {world_size}")
     training = split == "train"
     pipeline = build_pipeline(config, split, world_size, training=training)
     if not training:
         return EvaluationLoader(pipeline, rank, world_size)
+    return RankLoader(pipeline, rank, hand_over_of(pipeline))
+
+
+def group_place() -> tuple[int, int]:
+    """Rank and world size of the ``torch.distributed`` group, or 0 and 1 where there is none."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def hand_over_of(pipeline: Pipeline) -> HandOver:
+    """How the ranks of ``pipeline`` come by their iterators.
+
+    Raises:
+        PlanError: if there are several and no ``torch.distributed`` group joins them.
+    """
+    world_size = pipeline.plan.windows.world_size
     if world_size == 1:
-        return RankLoader(pipeline, rank, LocalHandOver(pipeline))
-    if not grouped:
+        return LocalHandOver(pipeline)
+    if group_place()[1] != world_size:
         raise PlanError(
             f"a training loader for {world_size} ranks needs an initialised torch.distributed group to hand "
             f"the stream over"
         )
-    return RankLoader(pipeline, rank, GroupHandOver(pipeline))
+    return GroupHandOver(pipeline)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rfstream.dataset import storage, tables
@@ -92,6 +93,14 @@ class SplitIndex:
             DatasetError: if the table is absent (a pack that another tool wrote) or does not fit the index.
         """
         return tables.read_fragments(self.table_url("fragments"), self.num_samples, self.reindex)
+
+    def crowds(self) -> pa.Table:
+        """Samples with crowd annotations (see :func:`rfstream.dataset.tables.read_crowds`).
+
+        Raises:
+            DatasetError: if the table is absent, unreadable or of an older release.
+        """
+        return tables.read_crowds(self.table_url("samples"), self.reindex)
 
     def table_url(self, table: tables.TableName) -> str:
         """Path or URL of one of the split's Parquet tables.

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -67,7 +68,8 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
                     image_offset = _add(tar, f"{key}.{item.ext}", image)
                     json_offset = _add(tar, f"{key}.json", item.sidecar)
                     where = (image_offset, item.size, json_offset, len(item.sidecar))
-                    rows.append((number, key, item.ext, *where, item.width, item.height, item.objects))
+                    crowds = _crowds(json.loads(item.sidecar)["annotations"])
+                    rows.append((number, key, item.ext, *where, item.width, item.height, item.objects, crowds))
             file.flush()
             os.fsync(file.fileno())
         with path.open("rb") as file:
@@ -125,10 +127,18 @@ def _sample_row(where: str, tar: tarfile.TarFile, key: str, members: list[tarfil
     image, sidecar = by_ext[ext], by_ext["json"]
     payload = tar.extractfile(sidecar)
     try:
-        objects = len(json.loads(payload.read() if payload else b"")["annotations"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        annotations = json.loads(payload.read() if payload else b"")["annotations"]
+        objects, crowds = len(annotations), _crowds(annotations)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DatasetError(f"{where}: its JSON has no list of annotations ({storage.describe(error)})") from None
-    return (key, ext, image.offset_data, image.size, sidecar.offset_data, sidecar.size, None, None, objects)
+    where_it_lies = (image.offset_data, image.size, sidecar.offset_data, sidecar.size)
+    return (key, ext, *where_it_lies, None, None, objects, crowds)
+
+
+def _crowds(annotations: Sequence[Mapping[str, Any]]) -> str | None:
+    """The annotations that mark a crowd as JSON, or None."""
+    crowds = [annotation for annotation in annotations if annotation.get("iscrowd")]
+    return json.dumps(crowds) if crowds else None
 
 
 def sample_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:

@@ -30,6 +30,7 @@ SAMPLES = pa.schema(
         pa.field("width", pa.int32()),
         pa.field("height", pa.int32()),
         pa.field("objects", pa.int32(), nullable=False),
+        pa.field("crowds", pa.string()),  # the sample's annotations with iscrowd set, a JSON list; null if none
     ]
 )
 PLACE = ("image_offset", "image_size", "json_offset", "json_size")  # the columns that say where a sample lies
@@ -106,6 +107,23 @@ def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
     if len(first) == 0 or first[0] != 0 or nbytes.min() < 0 or (starts[1:] <= first).any():
         raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
     return Fragments(starts, nbytes)
+
+
+def read_crowds(url: str, reindex: str) -> pa.Table:
+    """Rows of the samples that have crowd annotations: their JSON list, and width and height where they are known.
+
+    Evaluation needs them, training never: they are apart from what a reader loads.
+
+    Raises:
+        DatasetError: if the table is unreadable or older than the column; ``reindex`` tells the user what to do.
+    """
+    schema = pa.schema([SAMPLES.field(name) for name in ("crowds", "width", "height")])
+    try:
+        with storage.open_binary(url) as file:
+            table = conform(pq.read_table(file, columns=schema.names), schema)
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)}); {reindex}") from None
+    return table.filter(table["crowds"].is_valid())
 
 
 def _int64_column(url: str, name: str, reindex: str) -> npt.NDArray[np.int64]:

@@ -22,6 +22,7 @@ _MAX_GAP = 64 * 1024
 _MAX_READ = 8 * 1024 * 1024
 _OPEN_FILES = 32
 _CACHED_SHARDS = 256
+_COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLACE)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ def _open_shard(folder: Path, shards: tuple[str, ...], number: int) -> _OpenFile
 def _shard_rows(table: pq.ParquetFile, index: SplitIndex, shard: int) -> _ShardRows:
     """The rows of one shard, checked: an offset or size that can't be is a damaged table."""
     try:
-        rows = tables.conform(table.read_row_group(shard), tables.SAMPLES)
+        rows = tables.conform(table.read_row_group(shard, columns=_COLUMNS.names), _COLUMNS)
     except (OSError, pa.ArrowException) as error:
         reason = storage.describe(error)
         raise DatasetError(f"{index.table_url('samples')}: shard {shard}: {reason}; {index.reindex}") from None

@@ -88,10 +88,15 @@ def accumulation(global_batch: int, world_size: int, batch_size: int) -> int:
     return global_batch // per_step
 
 
-def evaluation_batches(samples: int, world_size: int, batch_size: int, rank: int) -> list[tuple[int, int]]:
+def evaluation_batches(
+    samples: int, world_size: int, batch_size: int, rank: int, *, even: bool = False
+) -> list[tuple[int, int]]:
     """Index rows ``(lo, hi)`` of each evaluation batch of ``rank``: every sample exactly once over all ranks.
 
-    The last batch may be short, and ranks may differ by one batch: nothing is padded, dropped or repeated.
+    The last batch may be short, and ranks may differ by one batch: nothing is padded, dropped or repeated. With
+    ``even``, a rank that is one short gets the split's first batch again, for evaluations that are collective.
     """
-    starts = range(rank * batch_size, samples, world_size * batch_size)
+    starts = list(range(rank * batch_size, samples, world_size * batch_size))
+    if even and len(starts) < len(range(0, samples, world_size * batch_size)):
+        starts.append(0)
     return [(lo, min(lo + batch_size, samples)) for lo in starts]

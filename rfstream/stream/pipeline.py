@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from rfstream.dataset.storage import local_path
 from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
-from rfstream.plan.windows import Windows, accumulation, evaluation_batches
+from rfstream.plan.windows import Windows, accumulation
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
 
@@ -85,9 +86,8 @@ class Pipeline:
             **where,
         )
 
-    def evaluation(self, rank: int, world_size: int) -> Dataset:
-        """One rank's evaluation batches in index order, decoded in tasks that no training actor can starve."""
-        batches = evaluation_batches(self.index.num_samples, world_size, self.config.stream.batch_size, rank)
+    def evaluation(self, rank: int, world_size: int, batches: Sequence[tuple[int, int]]) -> Dataset:
+        """One rank's evaluation batches, rows ``(lo, hi)`` each, decoded in tasks that no training actor can starve."""
         functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
         where: dict[str, Any] = {}
         if self.config.decode.label_selector:

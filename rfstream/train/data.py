@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic
 
 import torch
 
 from rfstream.batch import Batch
 from rfstream.config import Config
 from rfstream.errors import ConfigError, StateError
-from rfstream.loader import EvaluationLoader, RankLoader, ray_loader
-from rfstream.plan.position import Position
+from rfstream.loader import B, EvaluationLoader, RankLoader, ray_loader
+from rfstream.plan.position import Position, position_of
 from rfstream.plan.windows import evaluation_batches
 from rfstream.train.device import DeviceBatch, DeviceStage
 from rfstream.train.lightning import pl
@@ -32,27 +32,25 @@ class StreamDataModule(pl.LightningDataModule):
         super().__init__()
         self.config = config
         self._stage = DeviceStage(config.augment.device, seed=config.stream.seed)
-        self._train: RankLoader | None = None
-        self._restored: dict[str, Any] | None = None
+        self._stream: TrainingStream[Batch] = TrainingStream(self)
 
-    def train_dataloader(self) -> TrainerBatches:
+    def train_dataloader(self) -> TrainerBatches[Batch]:
         """This rank's training batches, from where the trainer stands.
 
         Raises:
             ConfigError: if the trainer accumulates other than ``stream.grad_accum`` batches.
             StateError: if the checkpoint belongs to another stream.
         """
-        self._close()
+        self._stream.close()
         loader = ray_loader(self.config, "train")
         assert isinstance(loader, RankLoader)
-        self._train = loader
         mine, its = loader.windows_of_epoch.grad_accum, self._trainer.accumulate_grad_batches
         if mine != its:
             raise ConfigError(
                 f"the trainer accumulates {its} batches an optimizer step and the stream makes windows of {mine}: set "
                 f"Trainer(accumulate_grad_batches={mine}), or stream.grad_accum={its}"
             )
-        return TrainerBatches(self, loader)
+        return self._stream.open(loader)
 
     def val_dataloader(self) -> EvaluationBatches | list[Any]:
         """This rank's part of the split in the role ``val``; none if the configuration has no such role."""
@@ -71,29 +69,26 @@ class StreamDataModule(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> DeviceBatch:
         """Scale, augment (in training alone) and normalise on the device."""
         training = self._trainer.training
-        number = self._train.windows_of_epoch.batch_of(self._train.rank, batch.step) if training and self._train else 0
+        number = self._stream.number_of(batch.step) if training else 0
         stage = self._stage.to(batch.images.device)
         out: DeviceBatch = stage(batch, augment=training, number=number)
         return out
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that the trainer consumed; empty if there is no training stream."""
-        if self._train is None:
-            return self._restored or {}
-        at = consumed(self._trainer)
-        return self._train.state_at(at.epoch, at.batch)
+        return self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the place of a checkpoint: the stream is checked against it when the first batch is asked for."""
-        self._restored = dict(state_dict)
+        self._stream.load_state_dict(state_dict)
 
     def teardown(self, stage: str) -> None:
         """End the stream."""
-        self._close()
+        self._stream.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the stream: Lightning tears nothing down after an exception."""
-        self._close()
+        self._stream.close()
 
     @property
     def _trainer(self) -> Any:
@@ -101,31 +96,12 @@ class StreamDataModule(pl.LightningDataModule):
             raise ConfigError("StreamDataModule needs a trainer: pass it as Trainer.fit(model, datamodule=...)")
         return self.trainer
 
-    def _start(self, loader: RankLoader) -> None:
-        """Put ``loader`` where the trainer stands, and see that a checkpoint says the same."""
-        at = consumed(self._trainer).normalised(len(loader))
-        state = loader.state_at(at.epoch, at.batch)
-        if self._restored:
-            loader.load_state_dict(self._restored)  # refuses the state of another stream
-            saved, self._restored = self._restored, None
-            if (saved["epoch"], saved["samples"]) != (state["epoch"], state["samples"]):
-                raise StateError(
-                    f"the checkpoint stands {saved['samples']} samples into epoch {saved['epoch']}, and Lightning "
-                    f"counts {state['samples']} into epoch {state['epoch']}: inside an epoch, resume with the number "
-                    "of ranks and stream.batch_size that it was saved with; at an epoch's end any will do"
-                )
-        loader.load_state_dict(state)
-
     def _evaluation(self, role: str) -> EvaluationBatches | list[Any]:
         if role not in self.config.data.splits:
             return []
         loader = ray_loader(self.config, role)
         assert isinstance(loader, EvaluationLoader)
         return EvaluationBatches(loader, self.config.stream.batch_size)
-
-    def _close(self) -> None:
-        if self._train is not None:
-            self._train.close()
 
 
 def consumed(trainer: Any) -> Position:
@@ -136,26 +112,96 @@ def consumed(trainer: Any) -> Position:
     return Position(epochs.processed, batches.processed if epochs.started > epochs.processed else 0)
 
 
-class TrainerBatches:
+class TrainingStream(Generic[B]):
+    """The training stream of a data module: begins where the trainer stands, and keeps that place in checkpoints."""
+
+    def __init__(self, module: pl.LightningDataModule) -> None:
+        self._module = module
+        self._loader: RankLoader[B] | None = None
+        self._restored: dict[str, Any] | None = None
+
+    def open(self, loader: RankLoader[B]) -> TrainerBatches[B]:
+        """What the trainer iterates, with ``loader`` in the former one's place."""
+        self.close()
+        self._loader = loader
+        return TrainerBatches(self, loader)
+
+    def close(self) -> None:
+        """End the execution, if one runs."""
+        if self._loader is not None:
+            self._loader.close()
+
+    def number_of(self, step: int) -> int:
+        """The number over all ranks of the batch that is this rank's micro-step ``step``."""
+        if self._loader is None:
+            return 0
+        return self._loader.windows_of_epoch.batch_of(self._loader.rank, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch that the trainer consumed; empty if there is no stream."""
+        if self._loader is None or self._module.trainer is None:
+            return self._restored or {}
+        at = consumed(self._module.trainer)
+        return self._loader.state_at(at.epoch, at.batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember the place of a checkpoint, to be checked when the first batch is asked for."""
+        self._restored = dict(state)
+
+    def start(self, loader: RankLoader[B]) -> None:
+        """Put ``loader`` where the checkpoint stands, if there was one, and else where the trainer does.
+
+        Raises:
+            StateError: if the checkpoint is another stream's, or its data and its training loop are not of one epoch.
+        """
+        if self._module.trainer is None:
+            return  # someone looks at the data without training
+        at = consumed(self._module.trainer).normalised(len(loader))
+        if self._restored:
+            saved = position_of(self._restored, loader.windows_of_epoch, loader.fingerprint)
+            self._restored = None
+            if saved.epoch != at.epoch:
+                raise StateError(
+                    f"the checkpoint's data stand in epoch {saved.epoch} and its training loop in epoch {at.epoch}: "
+                    "resume from another checkpoint"
+                )
+            if saved != at:
+                _recount(self._module.trainer, saved.batch)
+                at = saved
+        loader.load_state_dict(loader.state_at(at.epoch, at.batch))
+
+
+def _recount(trainer: Any, batch: int) -> None:
+    """Tell ``trainer`` that it is ``batch`` batches into its epoch.
+
+    A checkpoint counts a rank's batches, of which an epoch has others with other ranks or batch sizes.
+    """
+    loop = trainer.fit_loop
+    counted = loop.epoch_loop.batch_progress.current
+    loop._data_fetcher.fetched += batch - counted.ready
+    counted.ready = counted.started = counted.processed = counted.completed = batch
+
+
+class TrainerBatches(Generic[B]):
     """What the trainer iterates: each ``iter()`` begins, at its first batch, where the trainer then stands.
 
     The trainer makes its first iterator before it has restored its own counters, and keeps it.
     """
 
-    def __init__(self, module: StreamDataModule, loader: RankLoader) -> None:
-        self._module = module
+    def __init__(self, stream: TrainingStream[B], loader: RankLoader[B]) -> None:
+        self._stream = stream
         self._loader = loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Batch]:
-        self._module._start(self._loader)
+    def __iter__(self) -> Iterator[B]:
+        self._stream.start(self._loader)
         yield from self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """The module's: tells Lightning that the loader can be resumed."""
-        return self._module.state_dict()
+        return self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing: the module's state, restored in every case, is the one that counts."""

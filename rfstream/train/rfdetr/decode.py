@@ -1,0 +1,82 @@
+"""Encoded samples to RF-DETR batches in NumPy arrays: the decode actors' part of the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
+from torch import Tensor
+
+from rfstream.dataset.tar import EncodedSample
+from rfstream.plan.keys import sample_key
+from rfstream.plan.position import Fingerprint
+from rfstream.stream.decode import sample_error
+from rfstream.stream.targets import parse_sidecar
+from rfstream.stream.wire import WireBatch
+from rfstream.train.rfdetr.settings import Settings
+from rfstream.train.rfdetr.transform import RFDETRTransform
+
+FIELD, SHAPE = "target:", "shape:"
+"""Prefixes of a target field's flat array and of its shapes, int64 (B, dimensions), among a wire batch's arrays."""
+
+
+@dataclass(frozen=True)
+class RFDETRSpec:
+    """RF-DETR samples: a :class:`rfstream.stream.decode.DecodeSpec`."""
+
+    settings: str
+    """A :class:`Settings` as JSON."""
+    split: str
+    seed: int
+    labels: tuple[tuple[int, int], ...] | None
+
+    def build(self) -> RFDETRDecoder:
+        """A decoder for this process."""
+        return RFDETRDecoder(self)
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal samples to give equal pixels and targets."""
+        return {"rfdetr": self.settings}
+
+
+class RFDETRDecoder:
+    """Decodes, augments and collates batches. See :class:`rfstream.stream.decode.BatchDecoder`."""
+
+    def __init__(self, spec: RFDETRSpec) -> None:
+        settings = Settings.from_json(spec.settings)
+        self._seed = spec.seed
+        labels = None if spec.labels is None else dict(spec.labels)
+        self._transform = RFDETRTransform.of(settings, spec.split, labels)
+        self._collate = make_collate_fn(
+            block_size=settings.block_size,
+            pack=True,
+            pad_targets_to=settings.pad_targets_to if spec.split == "train" else None,
+        )
+
+    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+        """See :class:`rfstream.stream.decode.BatchDecoder`."""
+        pairs = [self._sample(s, sample_key(self._seed, epoch, first_position + i)) for i, s in enumerate(samples)]
+        nested, targets = self._collate(pairs)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "images": nested.tensors.numpy(),
+            "sizes": np.array([pixels.shape[1:] for pixels, _ in pairs], dtype=np.int64),
+        }
+        assert isinstance(targets, PackedTargets)  # RF-DETR leaves unpacked what differs in fields or dtypes
+        for name, flat in targets.fields.items():
+            shapes = [tuple(target[name].shape) for target in targets]
+            arrays[SHAPE + name] = np.array(shapes, dtype=np.int64)
+            arrays[FIELD + name] = np.packbits(flat.numpy()) if name == "masks" else flat.numpy()
+        return WireBatch(epoch, batch, [s.key for s in samples], arrays)
+
+    def _sample(self, sample: EncodedSample, key: int) -> tuple[Tensor, dict[str, Tensor]]:
+        name = ""
+        try:
+            image_id, name, annotations = parse_sidecar(sample.sidecar)
+            image, target = self._transform.decode(sample.image, image_id, annotations)
+        except Exception as error:  # Pillow and RF-DETR raise many kinds for what they can't read
+            raise sample_error(sample, name, error) from error
+        return self._transform(image, target, key)

@@ -1,0 +1,105 @@
+"""Batches equal, bit for bit, to what RF-DETR's own dataset and collate make of the loose files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rfdetr")
+pytestmark = pytest.mark.filterwarnings("ignore:RF-DETR has changed", "ignore:.*pretrain_weights=None")
+
+from rfdetr_reference import Compared, configs, ours, pack_in_process, theirs
+
+ALBUMENTATIONS = {
+    "HorizontalFlip": {"p": 0.5},
+    "Affine": {"scale": (0.8, 1.2), "rotate": (-20, 20), "p": 0.7},
+    "RandomBrightnessContrast": {"p": 0.5},
+    "GaussNoise": {"p": 0.5},
+}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "crops and flips": ("bccd", "train", {}),
+    "evaluation": ("bccd", "val", {}),
+    "aspect kept": ("coco_cc", "train", {"square_resize_div_64": False}),
+    "aspect kept, evaluation": ("coco_cc", "val", {"square_resize_div_64": False}),
+    "a scale a sample": ("coco_cc", "train", {"multi_scale": "per-sample"}),
+    "a scale a batch": ("bccd", "train", {"multi_scale": "per-batch", "expanded_scales": False}),
+    "one scale, no crops": ("dali_objects", "train", {"multi_scale": "off", "scale_jitter": False, "resolution": 320}),
+    "no augmentation": ("bccd", "train", {"aug_config": {}}),
+    "albumentations": ("bccd", "train", {"augmentation_backend": "albumentations", "aug_config": ALBUMENTATIONS}),
+    "albumentations by default": ("coco_cc", "train", {"augmentation_backend": "cpu"}),
+    "padded targets": ("bccd", "train", {"pad_targets_to": 12}),
+    "masks": ("facade", "train", {"kind": "segmentation", "resolution": 144}),
+    "masks, evaluation": ("facade", "val", {"kind": "segmentation", "resolution": 144}),
+    "masks of polygons and RLE": ("coco_cc", "train", {"kind": "segmentation", "resolution": 144}),
+    "masks, aspect kept": (
+        "dali_objects",
+        "train",
+        {"kind": "segmentation", "resolution": 144, "square_resize_div_64": False},
+    ),
+    "masks, albumentations": (
+        "coco_cc",
+        "train",
+        {"kind": "segmentation", "resolution": 144, "aug_config": ALBUMENTATIONS},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def packed(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packs")
+    for name in {name for name, *_ in CASES.values()}:
+        for role in ("train", "val"):
+            pack_in_process(shared_data / name, folder / name, role)
+    return folder
+
+
+def compare(pack: Path, role: str, count: int, model: Any, train: Any) -> Compared:
+    compared = Compared()
+    mine = list(ours(pack, model, train, role, count))
+    ids = [number for image_ids, _ in mine for number in image_ids]
+    for (_, batch), its in zip(mine, theirs(model, train, role, ids), strict=True):
+        compared.same(batch.collated("cpu"), its)
+        compared.same((batch.samples(), batch.targets()), its)
+    return compared
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_rfdetr_on_loose_files(shared_data: Path, packed: Path, case: str) -> None:
+    name, role, options = CASES[case]
+    model, train = configs(shared_data / name, **options)
+    compared = compare(packed / name, role, 16, model, train)
+    print(f"{case}, {name} {role}: {compared}")
+    assert compared.boxes > 30 and (options.get("kind") != "segmentation" or compared.mask_bytes > 10**5)
+    padded = not options.get("square_resize_div_64", True) or options.get("multi_scale") == "per-sample"
+    assert (compared.padding > 0) == padded
+
+
+def test_equal_to_rfdetr_under_raw_ids(shared_data: Path, tmp_path: Path) -> None:
+    """The layout of COCO itself, whose labels are the category ids, with gaps."""
+    source = shared_data / "coco_cc"
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    for role, split in (("train", "train"), ("val", "valid")):
+        (tmp_path / "coco" / f"{role}2017").symlink_to(source / split)
+        annotations = source / "annotations" / f"instances_{split}.json"
+        (tmp_path / "coco" / "annotations" / f"instances_{role}2017.json").symlink_to(annotations)
+        pack_in_process(source, tmp_path / "pack", role, "raw")
+    model, train = configs(tmp_path / "coco", dataset_file="coco")
+    for role in ("train", "val"):
+        compared = compare(tmp_path / "pack", role, 16, model, train)
+        print(f"raw ids, coco_cc {role}: {compared}")
+
+
+def test_equal_from_a_pack_that_rfdetr_wrote(shared_data: Path, tmp_path: Path) -> None:
+    from rfdetr.datasets.webdataset.pack import pack_coco_to_shards
+
+    from rfstream.dataset.pack import index_pack
+
+    for role, split in (("train", "train"), ("val", "valid")):
+        folder = shared_data / "coco_cc" / split
+        pack_coco_to_shards(folder, folder / "_annotations.coco.json", tmp_path, split=role, max_shard_bytes=10**6)
+        index_pack(str(tmp_path), role)
+    model, train = configs(shared_data / "coco_cc")
+    for role in ("train", "val"):
+        print(f"RF-DETR's own pack, coco_cc {role}: {compare(tmp_path, role, 16, model, train)}")
