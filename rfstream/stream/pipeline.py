@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.data import ActorPoolStrategy, DataContext, Dataset, ExecutionResources, TaskPoolStrategy
+from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
 from rfstream.dataset.index import SplitIndex, has_split, read_index
@@ -61,11 +61,9 @@ class Pipeline:
 
     def training(self, start: Position) -> Dataset:
         """Batches of all ranks in order, from ``start`` to the end of :meth:`epochs_per_execution` epochs."""
-        refuse_what_can_never_run(self.config)
         decode = self.config.decode
-        pool = ActorPoolStrategy(
-            min_size=decode.actors[0], max_size=decode.actors[1], max_tasks_in_flight_per_actor=TASKS_IN_FLIGHT
-        )
+        smallest, largest = pool_size(decode.actors)
+        pool = ActorPoolStrategy(min_size=smallest, max_size=largest, max_tasks_in_flight_per_actor=TASKS_IN_FLIGHT)
         where: dict[str, Any] = {"label_selector": decode.label_selector} if decode.label_selector else {}
         epochs = self.epochs_per_execution()
         if self.fused:
@@ -144,27 +142,30 @@ def _detection(config: Config, index: SplitIndex, *, training: bool) -> Detectio
     )
 
 
-def refuse_what_can_never_run(config: Config) -> None:
-    """Compare the smallest decode pool with what the cluster has or may grow to.
+def pool_size(actors: tuple[int, int]) -> tuple[int, int]:
+    """Fewest and most decode actors, within what the cluster has or may grow to and placement groups leave.
+
+    Ray Data counts the training workers' CPUs as its own, and would wait for actors that can't start.
 
     Raises:
-        ConfigError: with the numbers, if the pool can never start.
+        ConfigError: with the numbers, if not even the fewest can ever start.
     """
     cpus = int(max(ray.cluster_resources().get("CPU", 0), _autoscaler_limits().get("CPU", 0)))
-    taken = int(_reserved("CPU"))
-    smallest = config.decode.actors[0]
+    taken = _reserved_cpus()
+    smallest, largest = actors
     if smallest > cpus - taken:
         raise ConfigError(
             f"decode.actors asks for at least {smallest} CPUs; the Ray cluster has or may grow to {cpus}, of which "
             f"{taken} are reserved (training workers): lower the minimum, or add nodes"
         )
+    return smallest, min(largest, cpus - taken)
 
 
-def _reserved(resource: str) -> float:
-    """How much of ``resource`` placement groups hold: training workers, which the decode pool can't use."""
+def _reserved_cpus() -> int:
+    """CPUs that placement groups hold."""
     groups = ray.util.placement_group_table().values()
     held = [g["bundles"] for g in groups if g["state"] in ("CREATED", "RESCHEDULING")]
-    return float(sum(bundle.get(resource, 0) for bundles in held for bundle in bundles.values()))
+    return int(sum(bundle.get("CPU", 0) for bundles in held for bundle in bundles.values()))
 
 
 def _autoscaler_limits() -> dict[str, int]:
@@ -188,6 +189,4 @@ def _configure(context: DataContext) -> None:
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # so that every row becomes a block of its own
     context.execution_options.preserve_order = True
-    reserved = ExecutionResources(cpu=_reserved("CPU"), gpu=_reserved("GPU"))
-    context.execution_options.exclude_resources = reserved  # or Ray Data counts the training workers' as its own
     context._max_num_blocks_in_streaming_gen_buffer = BUFFERED_BLOCKS

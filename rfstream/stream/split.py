@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import queue
@@ -173,6 +174,7 @@ class Feed:
         )
         self._thread.start()
         self.close = weakref.finalize(self, _close, self._stop, self._queue, self._thread, end)
+        _open_feeds.add(self)
 
     def next(self, waiting_for: str) -> pa.Table | None:
         """The next row, or ``None`` at the end of the execution.
@@ -191,6 +193,16 @@ class Feed:
         if isinstance(item, BaseException):
             raise _translated(item, waiting_for) from item
         return item
+
+
+_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_feeds() -> None:
+    """Runs before Ray's own exit handler, which was registered before this one; ``weakref``'s may run after it."""
+    for feed in list(_open_feeds):
+        feed.close()
 
 
 def _pump(rows: Callable[[], Any], out: queue.Queue[Any], stop: threading.Event) -> None:
