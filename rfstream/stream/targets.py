@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pycocotools import mask as coco_mask
 
 from rfstream.stream.augment import Target
+from rfstream.stream.segmentation import mask_of
+
+_LARGEST = 3e38  # float32 holds no more
 
 
 def parse_sidecar(data: bytes) -> tuple[int, str, list[dict[str, Any]]]:
@@ -21,12 +23,18 @@ def parse_sidecar(data: bytes) -> tuple[int, str, list[dict[str, Any]]]:
     """
     try:
         sidecar = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the annotations are not valid JSON ({error})") from None
     if not isinstance(sidecar, dict) or not isinstance(sidecar.get("annotations"), list):
         raise ValueError("the annotations hold no list `annotations`")
+    if not all(isinstance(annotation, dict) for annotation in sidecar["annotations"]):
+        raise ValueError("the list `annotations` holds something that is no object")
     image_id = sidecar.get("image_id")
-    return (image_id if isinstance(image_id, int) else -1), str(sidecar.get("file_name", "")), sidecar["annotations"]
+    return (
+        (image_id if isinstance(image_id, int) and abs(image_id) < 2**63 else -1),
+        str(sidecar.get("file_name", "")),
+        sidecar["annotations"],
+    )
 
 
 def targets_of(
@@ -47,7 +55,7 @@ def targets_of(
     target: Target = {
         "boxes": boxes.astype(np.float32),
         "labels": np.array([_label(a, labels) for a in annotations], dtype=np.int64),
-        "area": np.array([a.get("area") or (a["bbox"][2] * a["bbox"][3]) for a in annotations], dtype=np.float32),
+        "area": np.array([_area(a) for a in annotations], dtype=np.float32),
         "iscrowd": np.array([bool(a.get("iscrowd")) for a in annotations], dtype=np.int64),
     }
     solid = (target["boxes"][:, 2:] > target["boxes"][:, :2]).all(axis=1)
@@ -59,13 +67,18 @@ def targets_of(
     return kept
 
 
+def is_finite(value: object) -> bool:
+    """Whether ``value`` is a number that float32 holds as finite."""
+    return isinstance(value, int | float) and abs(value) < _LARGEST
+
+
 def _name(annotation: dict[str, Any]) -> str:
     return f"annotation {annotation.get('id', '(no id)')}"
 
 
 def _box(annotation: dict[str, Any]) -> list[float]:
     box = annotation.get("bbox")
-    if isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) and np.isfinite(v) for v in box):
+    if isinstance(box, list) and len(box) == 4 and all(map(is_finite, box)):
         return box
     raise ValueError(f"{_name(annotation)} has bbox {box!r}, not four finite numbers x, y, width, height")
 
@@ -77,26 +90,18 @@ def _label(annotation: dict[str, Any], labels: Mapping[int, int]) -> int:
     raise ValueError(f"{_name(annotation)} has category_id {category!r}, which is not among the pack's categories")
 
 
+def _area(annotation: dict[str, Any]) -> float:
+    """The area; that of the box where it is absent or zero."""
+    area = annotation.get("area") or annotation["bbox"][2] * annotation["bbox"][3]
+    if is_finite(area):
+        return float(area)
+    raise ValueError(f"{_name(annotation)} has area {annotation.get('area')!r}, not a finite number")
+
+
 def _mask(annotation: dict[str, Any], height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Polygons or RLE to uint8 (height, width); without a segmentation, all zero."""
-    segmentation = annotation.get("segmentation")
-    if not segmentation:
-        return np.zeros((height, width), dtype=np.uint8)
     try:
-        if isinstance(segmentation, list):
-            polygons = [p for p in segmentation if len(p) >= 6]  # fewer than three points enclose nothing
-            if not polygons:
-                return np.zeros((height, width), dtype=np.uint8)
-            rle = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
-        elif isinstance(segmentation["counts"], list):
-            rle = coco_mask.frPyObjects(segmentation, *segmentation["size"])
-        else:
-            rle = segmentation
-        mask: npt.NDArray[np.uint8] = coco_mask.decode(rle)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{_name(annotation)} has a segmentation that is neither polygons nor RLE ({error})") from None
-    if mask.shape != (height, width):
+        return mask_of(annotation.get("segmentation"), height, width)
+    except ValueError as error:
         raise ValueError(
-            f"{_name(annotation)} has an RLE of {mask.shape}, the image is {(height, width)} (height, width)"
-        )
-    return mask
+            f"{_name(annotation)} has a segmentation that is neither polygons nor RLE of the image ({error})"
+        ) from None
