@@ -31,6 +31,29 @@ def index(
 
 
 @app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="Folder of a dataset or a pack, or a COCO file.")],
+    html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file too.")] = None,
+    images: Annotated[bool, typer.Option(help="Decode every image.")] = True,
+    strict: Annotated[bool, typer.Option(help="Exit with status 1 for warnings too.")] = False,
+) -> None:
+    """Say what is odd about a dataset or a pack; exit with status 1 if training would refuse it or be wrong."""
+    from rich.console import Console
+
+    from rfstream.dataset import storage
+    from rfstream.tools.check import check as look
+    from rfstream.tools.check_report import html_report, print_report
+
+    report = look(path, images=images)
+    print_report(report, Console())
+    if html is not None:
+        with storage.replacing(str(html)) as file:
+            file.write(html_report(report).encode("utf-8", "replace"))
+    if not report.passed(strict):
+        raise typer.Exit(1)
+
+
+@app.command()
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
