@@ -4,6 +4,7 @@ models."""
 from __future__ import annotations
 
 import importlib
+import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -188,12 +189,15 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except Exception as error:  # PyYAML lets out whatever a date, a number or deep nesting raises
         raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(
             f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
         )
+    wrong = next((key for key in values if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong)}{_known(('',))}")
     for override in overrides:
         _apply(values, override)
     try:
@@ -229,7 +233,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except Exception:  # as above
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
     node = values
     for key in keys[:-1]:
@@ -248,8 +252,15 @@ def _sentence(fault: Any) -> str:
         return f"unknown key {key}{_known(fault['loc'])}"
     if fault["type"] == "missing":
         return f"{key} is required"
-    given = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
+    given = "" if isinstance(fault["input"], dict) else f" (got {_brief(fault['input'])})"
     return f"{key}: {message[:1].lower()}{message[1:]}{given}"
+
+
+def _brief(value: object) -> str:
+    """``repr(value)`` in bounded length: a few lines of YAML aliases can stand for gigabytes."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 200
+    return short.repr(value)
 
 
 def _known(loc: tuple[int | str, ...]) -> str:

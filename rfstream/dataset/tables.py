@@ -141,4 +141,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     absent = set(schema.names) - set(table.column_names)
     if absent:
         raise pa.ArrowInvalid(f"no column {min(absent)!r}")
-    return table.select(schema.names).cast(schema)
+    try:
+        return table.select(schema.names).cast(schema)
+    except ValueError as error:  # a plain one for nulls where there may be none
+        raise pa.ArrowInvalid(str(error)) from None
