@@ -149,6 +149,9 @@ class TrainConfig(_Section):
     model: str | None = None
     """``package.module:name`` of a callable ``(class_names, **model_args) -> LightningModule``."""
     model_args: dict[str, Any] = {}
+    entry: str | None = None
+    """``package.module:name`` of what trains on each rank in place of a plain fit of ``model``, such as
+    ``rfstream.train.rfdetr:fit``: ``(config, world_size=, resume=, checkpoints=, **trainer options) -> metrics``."""
     output: str = "runs/train"
     """Folder for checkpoints and logs."""
     accelerator: str = "auto"

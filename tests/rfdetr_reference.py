@@ -91,13 +91,14 @@ def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[
     """Our batches of the first ``count`` samples of the pack, across the wire, with their image ids."""
     from rfstream.train.rfdetr.batch import rfdetr_batch_of
     from rfstream.train.rfdetr.decode import RFDETRSpec
+    from rfstream.train.rfdetr.labels import labels_of
     from rfstream.train.rfdetr.settings import Settings
 
     index, space = read_index(str(pack), role), read_index(str(pack), "train")
     reader = TarReader(str(pack), role, index.digest)
-    labels = tuple(space.label_of().items()) if space.category_ids == "remap" else None
+    labels = labels_of(space, model)
     settings = Settings.of(model, train)
-    decoder = RFDETRSpec(settings.to_json(), role, SEED, labels).build()
+    decoder = RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())).build()
     for number, first in enumerate(range(0, min(count, index.num_samples), BATCH)):
         rows = np.arange(first, min(first + BATCH, count, index.num_samples))
         wire = from_row(to_row(decoder.batch(reader.read(rows), EPOCH, number, first)))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("rfdetr")
-pytestmark = pytest.mark.filterwarnings("ignore:RF-DETR has changed", "ignore:.*pretrain_weights=None")
-
+import torch
+from rfdetr.evaluation.keypoint_oks import MetricKeypointOKS
 from rfdetr_reference import Compared, configs, ours, pack_in_process, theirs
+
+from rfstream.tools.scenes import make_scenes
+from rfstream.train.rfdetr.labels import PackedCoco, keypoint_schema, labels_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:RF-DETR has changed", "ignore:.*pretrain_weights=None")
 
 ALBUMENTATIONS = {
     "HorizontalFlip": {"p": 0.5},
@@ -103,3 +107,57 @@ def test_equal_from_a_pack_that_rfdetr_wrote(shared_data: Path, tmp_path: Path) 
     model, train = configs(shared_data / "coco_cc")
     for role in ("train", "val"):
         print(f"RF-DETR's own pack, coco_cc {role}: {compare(tmp_path, role, 16, model, train)}")
+
+
+def keypoint_layout(folder: Path) -> Path:
+    """Drawn scenes in Roboflow's layout; each object has the corners of its box as keypoints, one of them hidden."""
+    make_scenes(folder / "drawn", train=12, val=6, seed=4)
+    names = ["left_top", "right_top", "left_bottom", "right_bottom"]
+    for role, split in (("train", "train"), ("val", "valid")):
+        document = json.loads((folder / "drawn" / "annotations" / f"instances_{role}.json").read_text())
+        document["categories"] = [{"id": 1, "name": "shape", "keypoints": names, "skeleton": []}]
+        for annotation in document["annotations"]:
+            x, y, w, h = annotation["bbox"]
+            annotation["category_id"] = 1
+            annotation["keypoints"] = [x, y, 2, x + w, y, 2, x, y + h, 1, x + w, y + h, 0]
+            annotation["num_keypoints"] = 3
+        (folder / "set" / split).mkdir(parents=True)
+        for image in (folder / "drawn" / role).iterdir():
+            image.rename(folder / "set" / split / image.name)
+        (folder / "set" / split / "_annotations.coco.json").write_text(json.dumps(document))
+    return folder / "set"
+
+
+@pytest.mark.parametrize("flip_pairs", [[], [0, 1, 2, 3]])
+def test_keypoints(tmp_path: Path, flip_pairs: list[int]) -> None:
+    source = keypoint_layout(tmp_path)
+    for role in ("train", "val"):
+        pack_in_process(source, tmp_path / "pack", role)
+    schema = {"num_keypoints_per_class": [4], "keypoint_flip_pairs": flip_pairs}
+    model, train = configs(source, kind="keypoints", resolution=144, **schema)
+    for role in ("train", "val"):
+        compared = compare(tmp_path / "pack", role, 12, model, train)
+        print(f"keypoints {role}, flip pairs {flip_pairs}: {compared}")
+        assert compared.fields == 8 * 2 * (12 if role == "train" else 6)
+
+
+def test_the_keypoint_schema_comes_from_the_index(tmp_path: Path) -> None:
+    source = keypoint_layout(tmp_path)
+    index = pack_in_process(source, tmp_path / "pack", "train")
+    schema = keypoint_schema(index)
+    assert (schema.num_keypoints_per_class, schema.keypoint_flip_pairs) == ([4], [0, 1, 2, 3])
+    model, _ = configs(source, kind="keypoints", resolution=144, num_keypoints_per_class=[4])
+    coco = PackedCoco(index, index, labels_of(index, model))
+    assert coco.label2cat == {0: 1} and len(coco.dataset["images"]) == 12
+    metric = MetricKeypointOKS(coco)
+    its = json.loads((source / "train" / "_annotations.coco.json").read_text())
+    keypoints = [[a["image_id"], a["keypoints"]] for a in coco.dataset["annotations"]]
+    assert sorted(keypoints) == sorted([a["image_id"], a["keypoints"]] for a in its["annotations"])
+    for image in coco.dataset["images"]:
+        truth = [a for a in coco.dataset["annotations"] if a["image_id"] == image["id"]]
+        boxes = torch.tensor([a["bbox"] for a in truth]).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        points = torch.tensor([a["keypoints"] for a in truth], dtype=torch.float32).reshape(-1, 4, 3)
+        found = {"boxes": boxes, "scores": torch.ones(len(truth)), "labels": torch.zeros(len(truth), dtype=torch.int64)}
+        metric.update({image["id"]: {**found, "keypoints": points}})
+    assert metric.compute()["map"] > 0.99

@@ -134,6 +134,10 @@ def _fit(
 ) -> Metrics:
     """Fit on this rank. ``checkpoints`` saves them; by default the newest, as ``{output}/checkpoints/last.ckpt``."""
     run, stream = config.train, config.stream
+    if run.entry is not None:
+        entry = import_object(run.entry, "train.entry")
+        metrics: Metrics = entry(config, world_size=world_size, resume=resume, checkpoints=checkpoints, **options)
+        return metrics
     pl.seed_everything(stream.seed, verbose=False)
     index = read_index(config.data.path, config.data.splits.get("train", "train"))
     assert run.model is not None

@@ -220,8 +220,10 @@ class RFDETREvaluation:
     """Evaluation batches of this rank, as many as on any other rank, since RF-DETR's evaluation is collective.
 
     What fills a rank up is not scored: ``sampler`` tells RF-DETR's COCO callback how many samples count, in the form
-    in which the sampler of a ``DataLoader`` does.
+    in which the sampler of a ``DataLoader`` does. Lightning asks who has one for ``batch_sampler`` too.
     """
+
+    batch_sampler = None
 
     def __init__(self, loader: EvaluationLoader[RFDETRBatch]) -> None:
         self._loader = loader

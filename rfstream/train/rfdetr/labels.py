@@ -10,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from rfdetr.config import ModelConfig
 from rfdetr.datasets import infer_coco_keypoint_schema
 from rfdetr.datasets.coco import _build_keypoint_cat2label
 from torchvision.datasets import CocoDetection
 
 from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.tar import TarReader
+from rfstream.stream.targets import parse_sidecar
 
+_READ = 64
 Labels = Mapping[int, int] | None
 """Category id -> label; None where the ids are the labels."""
 
@@ -57,11 +61,11 @@ def keypoint_schema(space: SplitIndex) -> Any:
 
 
 class PackedCoco:
-    """What RF-DETR's evaluation reads of a COCO object, out of a pack: categories, labels and crowd annotations.
+    """What RF-DETR's evaluation reads of a COCO object, out of a pack: categories, labels and annotations.
 
     ``cats``: id -> category; ``label2cat``: label -> id, absent where ids are labels; ``anns``: the crowd annotations
-    of the split and no other, ``imgs``: id -> width and height of their images. Annotations are read when first asked
-    for: training asks for none.
+    of the split and no other, ``imgs``: id -> width and height of their images; ``dataset``: the whole document, which
+    keypoint models are scored against. Annotations are read when first asked for: training asks for none.
     """
 
     label2cat: dict[int, int]
@@ -81,6 +85,19 @@ class PackedCoco:
     def imgs(self) -> dict[int, dict[str, Any]]:
         """Width and height of images with crowds, where the pack knows them."""
         return {int(of_image[0]["image_id"]): size for of_image, size in self._crowds if None not in size.values()}
+
+    @cached_property
+    def dataset(self) -> dict[str, Any]:
+        """The split's annotations as a COCO document; reads through the whole split, images and all."""
+        reader = TarReader(self._index.path, self._index.split, self._index.digest)
+        images, annotations = [], []
+        for first in range(0, self._index.num_samples, _READ):
+            rows = np.arange(first, min(first + _READ, self._index.num_samples))
+            for image_id, name, of_image in (parse_sidecar(sample.sidecar) for sample in reader.read(rows)):
+                images.append({"id": image_id, "file_name": name})
+                annotations += of_image
+        numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]
+        return {"images": images, "annotations": numbered, "categories": list(self.cats.values())}
 
     @cached_property
     def _crowds(self) -> list[tuple[list[dict[str, Any]], dict[str, int | None]]]:

@@ -12,12 +12,13 @@ from typing import Any
 
 import rfdetr.config
 import rfdetr.training
-from rfdetr.config import ModelConfig, TrainConfig
+from rfdetr.config import KeypointTrainConfig, ModelConfig, SegmentationTrainConfig, TrainConfig
 
 from rfstream.config import Config, load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import SplitIndex, index_name, read_index
 from rfstream.errors import ConfigError
+from rfstream.plan.windows import accumulation
 from rfstream.train.lightning import pl
 from rfstream.train.rfdetr.data import RFStreamDataModule
 from rfstream.train.rfdetr.labels import class_names, keypoint_schema, labels_of
@@ -59,9 +60,11 @@ def fit(
     Raises:
         ConfigError: if the two configurations can't be built or do not fit together.
     """
-    model_config, train_config = rfdetr_configs(config)
+    pl.seed_everything(config.stream.seed, verbose=False)
+    model_config, train_config = rfdetr_configs(config, world_size)
     module = rfdetr.training.RFDETRModelModule(model_config, train_config)
-    # Under a name of its own: RF-DETR takes the rest of the trainer's arguments as they are.
+    if "strategy" in options:  # RF-DETR leaves parameters unused, and evaluates in step on all ranks
+        options["strategy"] = type(options["strategy"])(find_unused_parameters=True)
     trainer = rfdetr.training.build_trainer(train_config, model_config, **options)
     if checkpoints is not None:
         trainer.callbacks.append(checkpoints)
@@ -69,7 +72,7 @@ def fit(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def rfdetr_configs(config: Config) -> tuple[ModelConfig, TrainConfig]:
+def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainConfig]:
     """RF-DETR's two configurations for a run of ``config``, with the pack's class count and schema filled in.
 
     Raises:
@@ -83,7 +86,9 @@ def rfdetr_configs(config: Config) -> tuple[ModelConfig, TrainConfig]:
     if unknown:
         raise ConfigError(f"train.model_args.{min(unknown)} is unknown: fields of RF-DETR go under model or train")
     model_values, train_values = (dict(run.model_args.get(part) or {}) for part in ("model", "train"))
-    space = _space(config)
+    space, stream, grad_accum = _space(config), config.stream, config.stream.grad_accum
+    if stream.global_batch is not None:
+        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
     try:
         model_config = model_class(**model_values)
         if model_config.use_grouppose_keypoints and "num_keypoints_per_class" not in model_values:
@@ -92,16 +97,14 @@ def rfdetr_configs(config: Config) -> tuple[ModelConfig, TrainConfig]:
             train_values.setdefault("keypoint_flip_pairs", list(schema.keypoint_flip_pairs))
         if "num_classes" not in model_values:
             model_config.num_classes = len(class_names(space, labels_of(space, model_config)))
-        stream = config.stream
-        train_class = rfdetr.config.SegmentationTrainConfig if model_config.segmentation_head else TrainConfig
-        train_config = train_class(
+        train_config = _train_class(model_config)(
             **{
                 "dataset_file": "webdataset",
                 "dataset_dir": config.data.path,
                 "output_dir": run.output,
                 "epochs": run.epochs,
                 "batch_size": stream.batch_size,
-                "grad_accum_steps": stream.grad_accum,
+                "grad_accum_steps": grad_accum,
                 "accelerator": run.accelerator,
                 "seed": stream.seed,
                 **train_values,
@@ -110,6 +113,12 @@ def rfdetr_configs(config: Config) -> tuple[ModelConfig, TrainConfig]:
     except ValueError as error:
         raise ConfigError(f"train.model_args: {' '.join(str(error).split())}") from None
     return model_config, train_config
+
+
+def _train_class(model_config: ModelConfig) -> type[TrainConfig]:
+    if model_config.use_grouppose_keypoints:
+        return KeypointTrainConfig
+    return SegmentationTrainConfig if model_config.segmentation_head else TrainConfig
 
 
 def stream_config(stream: Config | Mapping[str, Any] | str | Path) -> Config:
