@@ -160,26 +160,19 @@ def test_interrupted_for_real(pack: Path, whole: tuple[Recorder, Path], tmp_path
     assert torch.equal(after.weight, model.weight)
 
 
-def test_another_batch_size_resumes_at_an_epoch_s_end_alone(pack: Path, whole: tuple[Recorder, Path]) -> None:
-    """Windows of 8 samples as before, cut into 4 batches of 2: the same samples, another number of batches."""
+@pytest.mark.parametrize(("name", "done"), [("step3", 3), ("step8", 8), ("epoch0", 6)])
+def test_another_batch_size_resumes_with_the_same_samples(
+    pack: Path, whole: tuple[Recorder, Path], name: str, done: int
+) -> None:
+    """Windows of 8 samples as before, cut into 4 batches of 2: what a run does that resumes on other ranks."""
     model, folder = whole
-    other = config(pack, batch_size=2, grad_accum=4)
-    resumed = Recorder(schedule=False)
-    saved = torch.load(folder / "epoch0.ckpt", weights_only=True)
-    saved["lr_schedulers"] = []
-    torch.save(saved, folder / "epoch0-other.ckpt")
+    resumed = Recorder(schedule=True)
     run = trainer(accumulate_grad_batches=4)
-    run.fit(resumed, datamodule=StreamDataModule(other), ckpt_path=folder / "epoch0-other.ckpt")
-    assert [k for *_, keys, _ in resumed.trained for k in keys] == [
-        k for *_, keys, _ in model.trained[6:] for k in keys
-    ]
-    saved = torch.load(folder / "step3.ckpt", weights_only=True)
-    saved["lr_schedulers"] = []
-    torch.save(saved, folder / "step3-other.ckpt")
-    with pytest.raises(StateError, match="inside an epoch, resume with the number of ranks"):
-        trainer(accumulate_grad_batches=4).fit(
-            Recorder(schedule=False), datamodule=StreamDataModule(other), ckpt_path=folder / "step3-other.ckpt"
-        )
+    data = StreamDataModule(config(pack, batch_size=2, grad_accum=4))
+    run.fit(resumed, datamodule=data, ckpt_path=folder / f"{name}.ckpt")
+    expected = [(epoch, key) for epoch, _, keys, _ in model.trained[done:] for key in keys]
+    assert [(epoch, key) for epoch, _, keys, _ in resumed.trained for key in keys] == expected
+    assert run.global_step == EPOCHS * STEPS // 2 and run.current_epoch == EPOCHS
 
 
 def test_another_stream_s_checkpoint_is_refused(pack: Path, whole: tuple[Recorder, Path]) -> None:

@@ -150,7 +150,7 @@ def pool_size(actors: tuple[int, int]) -> tuple[int, int]:
     Raises:
         ConfigError: with the numbers, if not even the fewest can ever start.
     """
-    cpus = int(max(ray.cluster_resources().get("CPU", 0), _autoscaler_limits().get("CPU", 0)))
+    cpus = cluster_cpus()
     taken = _reserved_cpus()
     smallest, largest = actors
     if smallest > cpus - taken:
@@ -168,11 +168,12 @@ def _reserved_cpus() -> int:
     return int(sum(bundle.get("CPU", 0) for bundles in held for bundle in bundles.values()))
 
 
-def _autoscaler_limits() -> dict[str, int]:
-    """The most of each resource that the cluster's own configuration lets it grow to; empty where it can't grow."""
+def cluster_cpus() -> int:
+    """CPUs that the cluster has, or may grow to by its own configuration."""
     from ray._private.state import state  # no public call tells it
 
-    return state.get_max_resources_from_cluster_config() or {}
+    limits = state.get_max_resources_from_cluster_config() or {}
+    return int(max(ray.cluster_resources().get("CPU", 0), limits.get("CPU", 0)))
 
 
 def _read(functions: Any, **options: Any) -> Dataset:

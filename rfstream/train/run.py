@@ -15,6 +15,7 @@ from rfstream.dataset.index import read_index
 from rfstream.errors import ConfigError, RFStreamError, StreamError
 from rfstream.plan.windows import accumulation
 from rfstream.session import ensure_ray
+from rfstream.stream.pipeline import cluster_cpus
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -65,11 +66,9 @@ def _ray(config: Config) -> Metrics:
 
     workers = config.train.workers
     ensure_ray(workers + config.decode.actors[1])
-    resources = ray.cluster_resources()
-    use_gpu = config.train.accelerator in ("gpu", "cuda") or (
-        config.train.accelerator == "auto" and resources.get("GPU", 0) >= workers
-    )
-    _refuse_too_few_cpus(config, int(resources.get("CPU", 0)))
+    enough_gpus = ray.cluster_resources().get("GPU", 0) >= workers
+    use_gpu = config.train.accelerator in ("gpu", "cuda") or (config.train.accelerator == "auto" and enough_gpus)
+    _refuse_too_few_cpus(config, cluster_cpus())
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config=config.model_dump(mode="json", exclude_unset=True),
@@ -140,12 +139,7 @@ def _fit(
         return metrics
     pl.seed_everything(stream.seed, verbose=False)
     index = read_index(config.data.path, config.data.splits.get("train", "train"))
-    assert run.model is not None
-    model = import_object(run.model, "train.model")(index.class_names(), **run.model_args)
-    if not isinstance(model, pl.LightningModule):
-        raise ConfigError(
-            f"train.model={run.model!r} returned {type(model).__name__}, not a pytorch_lightning.LightningModule"
-        )
+    model = _model(config, index.class_names())
     if checkpoints is None:
         folder = Path(run.output) / "checkpoints"
         checkpoints = pl.callbacks.ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
@@ -169,12 +163,27 @@ def _fit(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+def _model(config: Config, class_names: list[str]) -> pl.LightningModule:
+    name, arguments = config.train.model, config.train.model_args
+    assert name is not None
+    builder = import_object(name, "train.model")
+    try:
+        model = builder(class_names, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"train.model={name!r} can't be built with model_args {arguments}: {error}") from error
+    if not isinstance(model, pl.LightningModule):
+        raise ConfigError(
+            f"train.model={name!r} returned {type(model).__name__}, not a pytorch_lightning.LightningModule"
+        )
+    return model
+
+
 def _refuse_too_few_cpus(config: Config, cpus: int) -> None:
     workers, actors = config.train.workers, config.decode.actors[0]
     if workers + actors > cpus:
         raise ConfigError(
             f"train.workers={workers} and decode.actors of at least {actors} need {workers + actors} CPUs and the Ray "
-            f"cluster has {cpus}: lower one of them, or add nodes"
+            f"cluster has or may grow to {cpus}: lower one of them, or add nodes"
         )
 
 

@@ -1,0 +1,223 @@
+"""The same run under Ray Train, torchrun and as a Ray job: each for real, on CPU workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recording
+import yaml
+from packing import pack_here
+
+from rfstream.config import Config
+from rfstream.errors import ConfigError, StreamError
+from rfstream.tools.scenes import make_scenes
+from rfstream.train.run import train
+
+# Worker processes that import torch and Lightning come and go here: 20 s a test on two idle cores, many times that on busy.
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+TRAIN = 22
+"""Batches of 3 on 2 ranks: 4 steps an epoch, the last wrapped."""
+
+
+def pack(folder: Path, val: int) -> Path:
+    make_scenes(folder / "scenes", train=TRAIN, val=val, seed=2)
+    for split in ("train", "val"):
+        pack_here(folder / "scenes", folder / "pack", per_shard=10, split=split)
+    return folder / "pack"
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack whose 7 validation images make two batches for rank 0 and one for rank 1."""
+    return pack(tmp_path_factory.mktemp("seven"), val=7)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack whose 2 validation images leave rank 1 without any."""
+    return pack(tmp_path_factory.mktemp("two"), val=2)
+
+
+def values(pack: Path, output: Path, **run: Any) -> dict[str, Any]:
+    transform = "rfstream.tools.scenes:{}_transform"
+    return {
+        "data": {"path": str(pack)},
+        "stream": {"batch_size": 3, "seed": 5, "timeout_s": 120},
+        "decode": {"actors": [1, 1]},
+        "augment": {
+            "cpu": {"transform": transform.format("train"), "args": {"size": 48}},
+            "eval": {"transform": transform.format("eval"), "args": {"size": 48}},
+        },
+        "train": {"output": str(output), "accelerator": "cpu", **run},
+    }
+
+
+def recorded(folder: Path, **more: Any) -> dict[str, Any]:
+    folder.mkdir()
+    return {"model": "tests.recording:build", "model_args": {"folder": str(folder), **more}}
+
+
+def trained(notes: list[dict[str, Any]]) -> dict[tuple[int, int, int], tuple[list[str], float]]:
+    """Keys and pixels by (epoch, step, rank)."""
+    return {(n["epoch"], n["step"], n["rank"]): (n["keys"], n["pixels"]) for n in notes if n["kind"] == "train"}
+
+
+@pytest.fixture(scope="module")
+def under_ray(seven: Path, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two Ray Train workers were given in two epochs."""
+    folder = tmp_path_factory.mktemp("ray")
+    run = {"launcher": "ray", "workers": 2, "epochs": 2, **recorded(folder / "notes")}
+    metrics = train(Config(**values(seven, folder / "out", **run)))
+    assert metrics["epoch"] == 1 and metrics["time/images"] == 24
+    assert list((folder / "out").glob("ray-*/checkpoint_*/checkpoint.ckpt"))
+    return recording.notes(folder / "notes")
+
+
+def test_ray_workers_share_an_epoch(under_ray: list[dict[str, Any]]) -> None:
+    batches = trained(under_ray)
+    assert sorted(batches) == [(e, s, r) for e in range(2) for s in range(4) for r in range(2)]
+    for epoch in range(2):
+        keys = [k for (e, _, _), (keys, _) in batches.items() if e == epoch for k in keys]
+        assert len(keys) == 24 and len(set(keys)) == TRAIN
+
+
+def test_ray_workers_validate_each_image_once_with_equal_buffers(under_ray: list[dict[str, Any]]) -> None:
+    for epoch in range(2):
+        of_rank = [
+            [i for n in under_ray if (n["kind"], n["epoch"], n["rank"]) == ("val", epoch, rank) for i in n["images"]]
+            for rank in range(2)
+        ]
+        assert sorted(of_rank[0] + of_rank[1]) == [*range(1, 8)]
+        assert [len(images) for images in of_rank] == [4, 3]
+        means = [n["mean"] for n in under_ray if n["kind"] == "buffers" and n["epoch"] == epoch]
+        assert len(means) == 2 and means[0] == means[1]
+
+
+def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(
+    seven: Path, under_ray: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Rank 1 dies inside the second epoch: what is trained from the reported checkpoint on equals the whole run."""
+    run = {"launcher": "ray", "workers": 2, "epochs": 2, "max_failures": 1}
+    metrics = train(Config(**values(seven, tmp_path / "out", **run, **recorded(tmp_path / "notes", die_at=[1, 2]))))
+    assert metrics["epoch"] == 1 and (tmp_path / "notes" / "died").exists()
+    notes = recording.notes(tmp_path / "notes")
+    assert trained(notes) == trained(under_ray)
+    first_of_second = [n for n in notes if n["kind"] == "train" and (n["epoch"], n["step"]) == (1, 0)]
+    assert len(first_of_second) == 4, "the second epoch was begun twice, by both ranks"
+    assert len([n for n in notes if n["kind"] == "train" and n["epoch"] == 0]) == 8, "the first epoch was not repeated"
+
+
+def test_a_failure_is_one_sentence(seven: Path, ray_session: None, tmp_path: Path) -> None:
+    run = {"launcher": "ray", "workers": 1, **recorded(tmp_path / "notes")}
+    bad = values(seven, tmp_path / "out", **run)
+    bad["data"]["splits"] = {"train": "nothing"}
+    with pytest.raises(StreamError, match=r"training on 1 Ray workers failed: .*nothing"):
+        train(Config(**bad))
+
+
+def test_refuses_what_does_not_fit(seven: Path, ray_session: None, tmp_path: Path) -> None:
+    named = recorded(tmp_path / "notes")
+    for run, message in (
+        ({}, "train.model is required"),
+        ({"workers": 2, **named}, "train.workers=2 needs train.launcher=ray or torchrun"),
+        ({"launcher": "torchrun", **named}, "not started by torchrun"),
+        (
+            {"launcher": "ray", "workers": 9, **named},
+            "train.workers=9 .* need 10 CPUs and the Ray cluster has or may grow to 4",
+        ),
+        (
+            {"model": "tests.packing:pack_small"},
+            "train.model='tests.packing:pack_small' can't be built with model_args {}",
+        ),
+        (
+            {"model": "builtins:list"},
+            "train.model='builtins:list' returned list, not a pytorch_lightning.LightningModule",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(Config(**values(seven, tmp_path / "out", **run)))
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, **more}
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def config_file(folder: Path, **content: Any) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_torchrun_with_a_rank_that_has_nothing_to_validate(two: Path, tmp_path: Path) -> None:
+    run = {"launcher": "torchrun", "epochs": 1, "model": "rfstream.train.detector:build", "model_args": {"width": 8}}
+    config = config_file(tmp_path, **values(two, tmp_path / "out", **run))
+    command = [str(BIN / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(ROOT / "pipelines" / "train.py"), "--config", str(config), "stream.timeout_s=200"],
+        env=environment(RAY_ADDRESS="local"),
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("val/mAP50=") == 1
+    assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, str]]:
+    """A cluster head of its own with a dashboard on loopback; yields the environment that reaches it."""
+    with tempfile.TemporaryDirectory(prefix="rf", ignore_cleanup_errors=True) as folder:
+        env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=uuid.uuid4().hex)
+        dashboard = free_port()
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=200000000"]
+        command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+        command += [f"--port={free_port()}", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"]
+        with (Path(folder) / "head.log").open("w") as log:
+            head = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield {**env, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+        finally:
+            head.terminate()
+            head.wait(timeout=60)
+
+
+def test_the_same_file_as_a_ray_job(
+    seven: Path, under_ray: list[dict[str, Any]], cluster: dict[str, str], tmp_path: Path
+) -> None:
+    run = {"launcher": "ray", "workers": 2, "epochs": 1, **recorded(tmp_path / "notes")}
+    config = config_file(tmp_path, **values(seven, tmp_path / "out", **run))
+    submit = [str(BIN / "ray"), "job", "submit", "--", sys.executable, str(ROOT / "pipelines" / "train.py")]
+    for _ in range(30):
+        done = subprocess.run(
+            [*submit, "--config", str(config)], env=cluster, capture_output=True, text=True, timeout=800
+        )
+        if not any(early in done.stderr for early in ("Failed to connect", "No available agent")):
+            break
+        time.sleep(2)  # the head is not up yet
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert "succeeded" in output and "time/images=12" in output
+    first_epoch = {place: batch for place, batch in trained(under_ray).items() if place[0] == 0}
+    assert trained(recording.notes(tmp_path / "notes")) == first_epoch
