@@ -23,7 +23,7 @@ from rfstream.errors import ConfigError, StreamError
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.run import train
 
-# Processes that import torch and Lightning come and go here: about 20 s a test on two idle cores, far more on busy ones.
+# Processes that import torch and Lightning come and go here: 20 s a test on two idle cores, far more on busy ones.
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).resolve().parents[1]
