@@ -132,6 +132,7 @@ def test_refuses_what_does_not_fit(seven: Path, ray_session: None, tmp_path: Pat
     named = recorded(tmp_path / "notes")
     for run, message in (
         ({}, "train.model is required"),
+        ({"resume": str(tmp_path / "no.ckpt"), **named}, "train.resume=.*no.ckpt does not exist"),
         ({"workers": 2, **named}, "train.workers=2 needs train.launcher=ray or torchrun"),
         ({"launcher": "torchrun", **named}, "not started by torchrun"),
         (

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rfstream.config import Config, import_object
+from rfstream.dataset import storage
 from rfstream.dataset.index import read_index
 from rfstream.errors import ConfigError, RFStreamError, StreamError
 from rfstream.plan.windows import accumulation
@@ -32,7 +33,26 @@ def train(config: Config) -> Metrics:
     """
     if config.train.model is None:
         raise ConfigError("train.model is required: package.module:name of a callable (class_names, **model_args)")
-    return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](config)
+    if config.train.resume is not None and not storage.exists(config.train.resume):
+        raise ConfigError(f"train.resume={config.train.resume} does not exist: name a checkpoint file")
+    return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](_located(config))
+
+
+def _located(config: Config) -> Config:
+    """``config`` with local paths made absolute: Ray's workers have working folders of their own."""
+
+    def absolute(path: str) -> str:
+        local = storage.local_path(path)
+        return path if local is None else str(local.absolute())
+
+    run = config.train
+    resume = None if run.resume is None else absolute(run.resume)
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"path": absolute(config.data.path)}),
+            "train": run.model_copy(update={"output": absolute(run.output), "resume": resume}),
+        }
+    )
 
 
 def _local(config: Config) -> Metrics:
@@ -76,7 +96,7 @@ def _ray(config: Config) -> Metrics:
         run_config=RunConfig(
             # Ray continues a run of the same name by itself: a new name, so that train.resume alone decides.
             name=time.strftime("ray-%Y%m%d-%H%M%S"),
-            storage_path=str(Path(config.train.output).absolute()),
+            storage_path=config.train.output,
             failure_config=FailureConfig(max_failures=config.train.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
