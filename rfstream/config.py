@@ -80,7 +80,7 @@ class DecodeConfig(_Section):
     pad_multiple: Positive = 1
     """Pad each batch's height and width to a multiple of this."""
     label_selector: dict[str, str] | None = None
-    """Ray node labels that decode actors need, e.g. ``{rfstream.io/role: decode}`` to stay off the GPU nodes."""
+    """Ray node labels that reads and decode need: ``{ray-subcluster: decode}`` keeps them off GPU nodes without it."""
 
     @field_validator("actors")
     @classmethod

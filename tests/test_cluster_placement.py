@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -17,19 +20,30 @@ from rfstream.tools.scenes import make_scenes
 STORE = 200_000_000
 
 
+def slow() -> Any:
+    """A transform that takes long enough for the pool to grow."""
+
+    def wait(image: Any, target: Any, rng: Any) -> Any:
+        time.sleep(0.05)
+        return image, target
+
+    return wait
+
+
 def main(folder: Path) -> None:
     """Print, as JSON, the role of the node that each decode actor ran on."""
     cluster = Cluster()
     cluster.add_node(num_cpus=0, object_store_memory=STORE)
-    cluster.add_node(num_cpus=4, num_gpus=1, object_store_memory=STORE)
-    cluster.add_node(num_cpus=2, object_store_memory=STORE, labels={"ray-subcluster": "decode"})
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=STORE)
+    cluster.add_node(num_cpus=3, object_store_memory=STORE, labels={"ray-subcluster": "decode"})
     ray.init(address=cluster.address, log_to_driver=False)
-    make_scenes(folder / "coco", train=32, val=1, seed=0)
+    make_scenes(folder / "coco", train=400, val=1, seed=0)
     rfstream.pack(str(folder / "coco"), str(folder / "pack"), progress=False)
     config = rfstream.Config(
         data={"path": str(folder / "pack")},
         stream={"batch_size": 4, "timeout_s": 120},
-        decode={"actors": [2, 2], "label_selector": {"ray-subcluster": "decode"}},
+        augment={"cpu": {"transform": "test_cluster_placement:slow"}},
+        decode={"actors": [1, 3], "label_selector": {"ray-subcluster": "decode"}},
     )
     with rfstream.ray_loader(config) as loader:
         batches = sum(1 for _ in loader)
@@ -42,10 +56,15 @@ def main(folder: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_decode_actors_run_on_labelled_nodes_alone(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=280)
+    command = [sys.executable, __file__, str(tmp_path)]
+    modules = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": modules}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen == {"batches": 8, "roles": ["decode", "decode"]}
+    assert seen["batches"] == 100
+    assert set(seen["roles"]) == {"decode"}
+    assert len(seen["roles"]) > 1, "the pool must grow by the decode node's CPUs, not by the GPU node's one"
 
 
 if __name__ == "__main__":

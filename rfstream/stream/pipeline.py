@@ -64,15 +64,14 @@ class Pipeline:
         decode = self.config.decode
         smallest, largest = pool_size(decode.actors)
         pool = ActorPoolStrategy(min_size=smallest, max_size=largest, max_tasks_in_flight_per_actor=TASKS_IN_FLIGHT)
-        where: dict[str, Any] = {"label_selector": decode.label_selector} if decode.label_selector else {}
         epochs = self.epochs_per_execution()
         if self.fused:
             functions = partial(
                 training_functions, self.plan, start, epochs, BATCHES_PER_TASK, self.reader, self.decode
             )
-            return _read(functions, compute=pool, num_cpus=1, **where)
+            return self._read(functions, compute=pool, num_cpus=1)
         functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None)
-        encoded = _read(functions, compute=TaskPoolStrategy(size=READ_CONCURRENCY), num_cpus=0)
+        encoded = self._read(functions, compute=TaskPoolStrategy(size=READ_CONCURRENCY), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
             fn_constructor_args=(self.decode,),
@@ -81,17 +80,21 @@ class Pipeline:
             zero_copy_batch=True,
             compute=pool,
             num_cpus=1,
-            **where,
         )
 
     def evaluation(self, rank: int, world_size: int, batches: Sequence[tuple[int, int]]) -> Dataset:
         """One rank's evaluation batches, rows ``(lo, hi)`` each, decoded in tasks that no training actor can starve."""
         functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
-        where: dict[str, Any] = {}
-        if self.config.decode.label_selector:
-            where["label_selector"] = self.config.decode.label_selector
         at_once = min(self.config.decode.actors[1], -(-len(batches) // BATCHES_PER_TASK))
-        return _read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0, **where)
+        return self._read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
+
+    def _read(self, functions: Any, **options: Any) -> Dataset:
+        """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context."""
+        count = sum(1 for _ in functions())
+        # As many blocks as tasks, or Ray inserts a step that splits them.
+        dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
+        _configure(dataset.context, self.config.decode.label_selector)
+        return dataset
 
 
 def build_pipeline(
@@ -176,18 +179,12 @@ def cluster_cpus() -> int:
     return int(max(ray.cluster_resources().get("CPU", 0), limits.get("CPU", 0)))
 
 
-def _read(functions: Any, **options: Any) -> Dataset:
-    """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context."""
-    count = sum(1 for _ in functions())
-    # As many blocks as tasks, or Ray inserts a step that splits them.
-    dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
-    _configure(dataset.context)
-    return dataset
-
-
-def _configure(context: DataContext) -> None:
+def _configure(context: DataContext, label_selector: dict[str, str] | None) -> None:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # so that every row becomes a block of its own
     context.execution_options.preserve_order = True
+    # Here it reaches every task and actor, and what Ray Data asks of the autoscaler. By the key `ray-subcluster` Ray
+    # Data also finds the CPUs that it may count on.
+    context.execution_options.label_selector = label_selector
     context._max_num_blocks_in_streaming_gen_buffer = BUFFERED_BLOCKS
