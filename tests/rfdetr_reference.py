@@ -90,9 +90,9 @@ def theirs(model: Any, train: Any, role: str, image_ids: list[int]) -> Iterator[
 def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[tuple[list[int], Any]]:
     """Our batches of the first ``count`` samples of the pack, across the wire, with their image ids."""
     from rfstream.train.rfdetr.batch import rfdetr_batch_of
-    from rfstream.train.rfdetr.decode import RFDETRSpec
     from rfstream.train.rfdetr.labels import labels_of
     from rfstream.train.rfdetr.settings import Settings
+    from rfstream.train.rfdetr.spec import RFDETRSpec
 
     index, space = read_index(str(pack), role), read_index(str(pack), "train")
     reader = TarReader(str(pack), role, index.digest)

@@ -148,6 +148,7 @@ def test_an_epoch_under_build_trainer(pack: Path, ray_session: None, tmp_path: P
     assert {"train/loss", "val/mAP_50_95"} <= set(trainer.callback_metrics), set(trainer.callback_metrics)
 
 
+@pytest.mark.timeout(900)  # each resumed run starts a decode actor, which imports torch and RF-DETR
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_resume_after_every_micro_step(pack: Path, ray_session: None, tmp_path: Path, grad_accum: int) -> None:
     """A run resumed after any micro-step is given what the uninterrupted one was given after it, bit for bit."""
@@ -162,6 +163,7 @@ def test_resume_after_every_micro_step(pack: Path, ray_session: None, tmp_path: 
         assert after.trained == whole.trained[step:]
 
 
+@pytest.mark.timeout(600)
 def test_interrupted_and_resumed_with_rfdetr_s_own_model(pack: Path, ray_session: None, tmp_path: Path) -> None:
     whole, before, after = Witness(), Witness(save_in=tmp_path, stop_after=8), Witness()
     one = fit(pack, tmp_path / "whole", whole)
@@ -208,8 +210,8 @@ def test_the_one_line_route(pack: Path, ray_session: None, tmp_path: Path) -> No
 def streamed(pack: Path, tmp_path: Path, *, actors: int, world_size: int, **options: Any) -> list[tuple[Any, ...]]:
     """Two epochs of the data module's training stream on ``world_size`` ranks (threads): the bits of every sample."""
     from rfstream.train.rfdetr.batch import rfdetr_batch_of
-    from rfstream.train.rfdetr.decode import RFDETRSpec
     from rfstream.train.rfdetr.settings import Settings
+    from rfstream.train.rfdetr.spec import RFDETRSpec
 
     _, train = tiny(tmp_path, **options)
     model, _ = tiny(tmp_path)

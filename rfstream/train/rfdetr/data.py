@@ -23,9 +23,9 @@ from rfstream.plan.keys import key_of
 from rfstream.stream.pipeline import build_pipeline, label_space
 from rfstream.train.data import TrainerBatches, TrainingStream
 from rfstream.train.rfdetr.batch import RFDETRBatch, rfdetr_batch_of
-from rfstream.train.rfdetr.decode import RFDETRSpec
 from rfstream.train.rfdetr.labels import PackedSplit, class_names, labels_of
 from rfstream.train.rfdetr.settings import Settings
+from rfstream.train.rfdetr.spec import RFDETRSpec
 
 Role = Literal["train", "val", "test"]
 logger = get_logger()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,34 +12,15 @@ from torch import Tensor
 
 from rfstream.dataset.tar import EncodedSample
 from rfstream.plan.keys import sample_key
-from rfstream.plan.position import Fingerprint
 from rfstream.stream.decode import sample_error
 from rfstream.stream.targets import parse_sidecar
 from rfstream.stream.wire import WireBatch
 from rfstream.train.rfdetr.settings import Settings
+from rfstream.train.rfdetr.spec import RFDETRSpec
 from rfstream.train.rfdetr.transform import RFDETRTransform
 
 FIELD, SHAPE = "target:", "shape:"
 """Prefixes of a target field's flat array and of its shapes, int64 (B, dimensions), among a wire batch's arrays."""
-
-
-@dataclass(frozen=True)
-class RFDETRSpec:
-    """RF-DETR samples: a :class:`rfstream.stream.decode.DecodeSpec`."""
-
-    settings: str
-    """A :class:`Settings` as JSON."""
-    split: str
-    seed: int
-    labels: tuple[tuple[int, int], ...] | None
-
-    def build(self) -> RFDETRDecoder:
-        """A decoder for this process."""
-        return RFDETRDecoder(self)
-
-    def fingerprint(self) -> Fingerprint:
-        """What must be equal for equal samples to give equal pixels and targets."""
-        return {"rfdetr": self.settings}
 
 
 class RFDETRDecoder:

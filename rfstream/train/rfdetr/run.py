@@ -116,9 +116,8 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
 
 
 def _train_class(model_config: ModelConfig) -> type[TrainConfig]:
-    if model_config.use_grouppose_keypoints:
-        return KeypointTrainConfig
-    return SegmentationTrainConfig if model_config.segmentation_head else TrainConfig
+    kind: type[TrainConfig] = SegmentationTrainConfig if model_config.segmentation_head else TrainConfig
+    return KeypointTrainConfig if model_config.use_grouppose_keypoints else kind
 
 
 def stream_config(stream: Config | Mapping[str, Any] | str | Path) -> Config:
