@@ -68,9 +68,8 @@ class RFDETRBatch:
         mask = torch.zeros((len(images), height, width), dtype=torch.bool, device=images.device)
         if not no_padding:
             for image, padding, (h, w) in zip(images, mask, self.sizes.tolist(), strict=True):
-                for plane in (image, padding):
-                    plane[..., h:, :] = plane.dtype == torch.bool
-                    plane[..., w:] = plane.dtype == torch.bool
+                image[:, h:], image[:, :, w:] = 0, 0
+                padding[h:], padding[:, w:] = True, True
         return NestedTensor(images, mask, no_padding)
 
     def collated(self, device: torch.device | str) -> tuple[NestedTensor, PackedTargets]:
