@@ -194,7 +194,8 @@ def cluster() -> Iterator[dict[str, str]]:
         dashboard = free_port()
         command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=200000000"]
         command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
-        command += [f"--port={free_port()}", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"]
+        ports = ("port", "ray-client-server-port", "dashboard-agent-listen-port")  # whose defaults another Ray may hold
+        command += [f"--temp-dir={folder}", *(f"--{name}={free_port()}" for name in ports)]
         with (Path(folder) / "head.log").open("w") as log:
             head = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
         try:
