@@ -87,6 +87,7 @@ def fit(
 
     from rfstream.train.rfdetr import RFStreamDataModule
 
+    pl.seed_everything(3, verbose=False)  # the weights to begin with
     model, train = tiny(output, **options)
     trainer = build_trainer(train, model, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False)
     trainer.callbacks.append(witness)
