@@ -202,7 +202,7 @@ def cluster() -> Iterator[dict[str, str]]:
             yield {**env, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
         finally:
             head.terminate()
-            head.wait(timeout=60)
+            head.wait(timeout=150)
 
 
 def test_the_same_file_as_a_ray_job(
