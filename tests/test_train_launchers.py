@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import recording
 import yaml
@@ -201,8 +203,18 @@ def cluster() -> Iterator[dict[str, str]]:
         try:
             yield {**env, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
         finally:
-            head.terminate()
-            head.wait(timeout=150)
+            stop_tree(psutil.Process(head.pid))
+
+
+def stop_tree(root: psutil.Process) -> None:
+    """End ``root`` and all that descends from it: asked first, and made to where asking does not help."""
+    tree = [root, *root.children(recursive=True)]
+    root.terminate()
+    _, left = psutil.wait_procs(tree, timeout=20)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=20)
 
 
 def test_the_same_file_as_a_ray_job(
