@@ -1,5 +1,6 @@
-"""Seconds between the last batch of an epoch and the first of the next: one execution over many epochs, against the same
-job executed anew for each epoch.
+"""Seconds between the last batch of an epoch and the first of the next.
+
+One execution over many epochs, against the same job executed anew for each epoch.
 
     python benchmarks/epoch_gap.py ../shared/data/bccd
 """

@@ -1,4 +1,4 @@
-"""Seconds from ``ray_loader(config)`` to the first batch, each time in a new process: with Ray to start, and with Ray up.
+"""Seconds from ``ray_loader(config)`` to the first batch in a new process: with Ray to start, and with Ray up.
 
 python benchmarks/first_batch.py ../shared/data/bccd
 """

@@ -4,6 +4,7 @@ models."""
 from __future__ import annotations
 
 import importlib
+import re
 import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rfstream.errors import ConfigError
+from rfstream.plan.windows import accumulation
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -47,7 +49,7 @@ class StreamConfig(_Section):
     """Complete the last window with further samples of the epoch, or leave it out."""
     block_bytes: ByteSize = ByteSize(256 * 1024**2)
     """Encoded bytes whose samples are permuted together."""
-    timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     """The longest any wait may last, seconds."""
     assembly: Literal["auto", "fused", "staged"] = "auto"
     """Read inside the decode actors (``fused``, for local bytes) or in read tasks before them (``staged``, for remote
@@ -61,6 +63,16 @@ class StreamConfig(_Section):
             if self.global_batch % self.batch_size:
                 raise ValueError(f"global_batch {self.global_batch} is not a multiple of batch_size {self.batch_size}")
         return self
+
+    def accumulation(self, world_size: int) -> int:
+        """A for ``world_size`` ranks: ``grad_accum``, or what makes a window of ``global_batch``.
+
+        Raises:
+            PlanError: if ``global_batch`` does not divide.
+        """
+        if self.global_batch is None:
+            return self.grad_accum
+        return accumulation(self.global_batch, world_size, self.batch_size)
 
     @field_validator("block_bytes")
     @classmethod
@@ -182,6 +194,17 @@ class Config(_Section):
             raise ConfigError("; ".join(_sentence(fault) for fault in error.errors())) from None
 
 
+class _YamlLoader(yaml.SafeLoader):
+    """YAML 1.2's floats: PyYAML follows 1.1, where ``1e-4`` is a string."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)
+
+
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file and apply ``dotted.key=value`` overrides, whose values are read as YAML too.
 
@@ -189,7 +212,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
     """
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _YamlLoader)
     except OSError as error:
         raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
     except Exception as error:  # PyYAML lets out whatever a date, a number or deep nesting raises
@@ -219,11 +242,13 @@ def import_object(path: str, key: str) -> Callable[..., Any]:
     if not (module_name and colon and name):
         raise ConfigError(f"{key}={path!r} is not of the form package.module:name")
     try:
-        found = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise ConfigError(f"{key}={path!r}: module {module_name} can't be imported ({error})") from error
-    except AttributeError:
-        raise ConfigError(f"{key}={path!r}: module {module_name} has no {name}") from None
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may fail in any way while it loads
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{key}={path!r}: module {module_name} can't be imported ({reason})") from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{key}={path!r}: module {module_name} has no {name}")
     if not callable(found):
         raise ConfigError(f"{key}={path!r} is not callable")
     return found  # type: ignore[no-any-return]
@@ -235,7 +260,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _YamlLoader)
     except Exception:  # as above
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
     node = values

@@ -17,9 +17,8 @@ from rfstream.dataset.index import SplitIndex
 from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
 from rfstream.plan.windows import Windows, evaluation_batches
-from rfstream.session import ensure_ray
 from rfstream.stream.pipeline import Pipeline, build_pipeline
-from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, split_feed
+from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, join_cluster, split_feed
 from rfstream.stream.wire import WireBatch, from_row
 
 B = TypeVar("B", default=Batch)
@@ -35,7 +34,7 @@ class ToBatch(Protocol[B_co]):
 
 
 class RankLoader(Generic[B]):
-    """Training batches of one rank, an epoch per ``iter()``.
+    """Training batches of one rank, an epoch per ``iter()``; one that was left early begins again.
 
     Nothing starts before the first ``next``: Lightning makes an iterator before seeds and epoch are set. One Ray
     execution spans many epochs, so the next epoch's first batches are decoded while this one's last are consumed.
@@ -78,19 +77,23 @@ class RankLoader(Generic[B]):
             yield batch
 
     def windows(self) -> Iterator[list[B]]:
-        """The epoch as lists of ``grad_accum`` batches, one list per optimizer step."""
+        """The epoch as lists of ``grad_accum`` batches, one list per optimizer step.
+
+        After a resume inside a window the first list is what is left of that window.
+        """
         window: list[B] = []
         for batch in self:
             window.append(batch)
-            if len(window) == self.windows_of_epoch.grad_accum:
+            if self._consumed.batch % self.windows_of_epoch.grad_accum == 0:
                 yield window
                 window = []
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next ``iter()`` at ``epoch``."""
+        """Begin the next ``iter()`` at ``epoch``, or where a restored state stands in it."""
         if self._resume is None or self._resume.epoch != epoch:
             self._resume = None
             self.epoch = epoch
+            self._consumed = Position(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was handed out, as a JSON-able dict."""
@@ -142,13 +145,13 @@ class RankLoader(Generic[B]):
     def _next(self, at: Position) -> B:
         number = self.windows_of_epoch.batch_of(self.rank, at.batch)
         waiting_for = f"rank {self.rank}: batch {number} of epoch {at.epoch} (its step {at.batch})"
-        if self._feed is None or self._feed_at != at:
-            self._open(at)
-        assert self._feed is not None
-        row = self._feed.next(waiting_for)
-        if row is None:  # this execution's epochs are over
-            self._open(at)
-            row = self._feed.next(waiting_for)
+        try:
+            row = self._feed.next(waiting_for) if self._feed is not None and self._feed_at == at else None
+            if row is None:  # nothing runs, it runs elsewhere, or its epochs are over
+                row = self._open(at).next(waiting_for)
+        except BaseException:
+            self.close()  # a feed that failed has no more to give: the next iteration starts afresh
+            raise
         if row is None:
             raise StreamError(f"{waiting_for}: the stream ended before it")
         wire = from_row(row)
@@ -158,10 +161,12 @@ class RankLoader(Generic[B]):
         window_end = (at.batch + 1) % self.windows_of_epoch.grad_accum == 0
         return self._to_batch(wire, step=at.batch, window_end=window_end)
 
-    def _open(self, at: Position) -> None:
-        self.close()
+    def _open(self, at: Position) -> Feed:
+        # The hand-over waits for all ranks: before that, another may still read what closing rank 0's feed would end.
         split: DataIterator = self._hand_over.iterator(at)
+        self.close()
         self._feed = split_feed(split, self._pipeline.config.stream.timeout_s, owner=self.rank == 0)
+        return self._feed
 
 
 class EvaluationLoader(Generic[B]):
@@ -196,9 +201,9 @@ class EvaluationLoader(Generic[B]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[B]:
+        join_cluster(self._pipeline.config, self.world_size)
         if not self._batches:
             return
-        ensure_ray(self._pipeline.config.decode.actors[1])
         dataset = self._pipeline.evaluation(self.rank, self.world_size, self._batches)
 
         def rows() -> Any:
@@ -211,7 +216,10 @@ class EvaluationLoader(Generic[B]):
                 row = feed.next(waiting_for)
                 if row is None:
                     raise StreamError(f"{waiting_for}: the stream ended before them")
-                yield self._to_batch(from_row(row), step=step, window_end=False)
+                wire = from_row(row)
+                if wire.batch != step * self.world_size + self.rank:
+                    raise StreamError(f"{waiting_for}: the stream delivered batch {wire.batch} instead")
+                yield self._to_batch(wire, step=step, window_end=False)
         finally:
             feed.close()
 

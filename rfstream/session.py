@@ -7,7 +7,7 @@ import os
 
 import ray
 
-from rfstream.errors import ConfigError
+from rfstream.errors import ConfigError, StreamError
 
 
 def ensure_ray(min_cpus: int = 1) -> None:
@@ -45,11 +45,25 @@ def attach_ray(address: str, auth_mode: str | None) -> None:
 
     ``auth_mode`` is ``RAY_AUTH_MODE`` in that process: a cluster that ``ray.init`` started there asks for a token, and
     only the process that started it knows so.
+
+    Raises:
+        StreamError: if this process is attached to another cluster, or has no node of that one.
     """
     if ray.is_initialized():
+        mine = ray.get_runtime_context().gcs_address
+        if mine != address:
+            raise StreamError(
+                f"this rank uses the Ray cluster at {mine} and rank 0 that at {address}: start all ranks on one"
+            )
         return
     if auth_mode is not None:
         os.environ["RAY_AUTH_MODE"] = auth_mode
         ray._raylet.Config.initialize("")  # Ray reads its environment on import; no public call makes it look again
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError) as error:
+        raise StreamError(
+            f"no Ray node of the cluster at {address} is on this machine ({error}): run "
+            f"`ray start --address={address}` first"
+        ) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -28,3 +28,15 @@ def noise() -> Any:
 
 def not_a_transform() -> int:
     return 3
+
+
+def floats() -> A.Compose:
+    return A.Compose([A.Normalize()])
+
+
+def never() -> A.Compose:
+    return A.Compose([A.HorizontalFlip(p=1.0)], p=0.0)
+
+
+def large_crop() -> A.Compose:
+    return A.Compose([A.RandomCrop(4000, 4000)])

@@ -214,3 +214,20 @@ def test_pinning_and_moving_keep_everything() -> None:
     assert moved.targets.flat["boxes"].device.type == "meta"
     assert moved.keys == batch.keys
     assert batch.to("cpu").images.data_ptr() == batch.images.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("floats", r"an image that is float32 of shape .*, not uint8"), ("large_crop", "CropSizeError")],
+)
+def test_a_transform_that_fails_names_the_sample(name: str, message: str) -> None:
+    cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
+    with pytest.raises(ConfigError, match=rf"augment.cpu fails on shard .*, key 4 \(file 4.png\): .*{message}"):
+        DetectionDecoder(spec(transform=cpu)).batch([sample("4", (10, 20), [])], 0, 0, 0)
+
+
+def test_a_composes_own_probability_is_kept() -> None:
+    cpu = CpuTransform(transform="tests.augmentations:never").model_dump_json()
+    samples = [sample("4", (10, 20), [[1, 2, 3, 4]])]
+    plain, left = (DetectionDecoder(spec(transform=t)).batch(samples, 0, 0, 0).arrays["images"] for t in ("", cpu))
+    assert np.array_equal(plain, left)

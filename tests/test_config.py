@@ -31,6 +31,7 @@ def file(tmp_path: Path) -> Path:
         ("stream.global_batch=6", r"stream: global_batch 6 is not a multiple of batch_size 4"),
         ("stream.block_bytes=lots", r"stream.block_bytes: .*\(got 'lots'\)"),
         ("stream.timeout_s=0", r"stream.timeout_s: input should be greater than 0"),
+        ("stream.timeout_s=.inf", r"stream.timeout_s: input should be a finite number"),
         ("augment.cpu={args: {a: 1}}", r"augment.cpu: set exactly one of transform"),
         ("augment.device.normalize=zscore", r"augment.device.normalize"),
         ("train.launcher=slurm", r"train.launcher: input should be 'local', 'ray' or 'torchrun'"),
@@ -86,3 +87,17 @@ def test_keyword_arguments_fail_in_one_sentence_too() -> None:
 def test_an_import_path_that_leads_nowhere_is_named(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         import_object(path, "augment.cpu.transform")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-4", 1e-4), ("-2.5E3", -2500.0), ("3", 3), ("007", 7), ("1e", "1e"), (".", ".")]
+)
+def test_numbers_are_yaml_1_2s(file: Path, text: str, value: object) -> None:
+    assert load_config(file, [f"train.model_args.x={text}"]).train.model_args == {"x": value}
+
+
+def test_a_module_that_fails_to_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module.py").write_text("import os\nos.nothing_of_the_kind\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="AttributeError: module 'os' has no attribute"):
+        import_object("broken_module:build", "train.model")

@@ -180,7 +180,7 @@ def test_position_survives_json_and_another_world_size_of_the_same_window(
             "pack was 'b', is 'a'; seed was 1",
         ),
         ({"version": 1, "epoch": 0, "samples": 3, "fingerprint": {"pack": "a"}}, "not a step"),
-        ({"version": 1, "epoch": 0, "samples": 400, "fingerprint": {"pack": "a"}}, "not a step"),
+        ({"version": 1, "epoch": 0, "samples": 400, "fingerprint": {"pack": "a"}}, "past the epoch's 40"),
     ],
 )
 def test_a_foreign_or_damaged_state_is_refused_by_name(state: dict[str, object], message: str) -> None:

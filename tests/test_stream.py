@@ -149,6 +149,22 @@ def test_resume_at_any_step_equals_the_uninterrupted_run(packs: Path) -> None:
             assert len(before + after) % per_epoch == 0
 
 
+def test_windows_after_a_resume_inside_one_keep_to_the_plan(packs: Path) -> None:
+    with train_loader(config(packs / "bccd", batch_size=20, grad_accum=3)) as loader:
+        loader.load_state_dict(loader.state_at(0, 4))
+        assert [[b.step for b in w] for w in loader.windows()] == [[4, 5], [6, 7, 8], [9, 10, 11]]
+        loader.set_epoch(7)
+        assert loader.state_dict()["epoch"] == 7
+
+
+def test_a_failed_loader_can_be_used_again(packs: Path) -> None:
+    cfg = config(packs / "bccd", {"transform": "tests.augmentations:large_crop"})
+    with train_loader(cfg) as loader:
+        for _ in range(2):
+            with pytest.raises(StreamError, match="augment.cpu fails on shard"):
+                next(iter(loader))
+
+
 def test_resume_of_another_stream_is_refused(packs: Path) -> None:
     state = train_loader(config(packs / "bccd")).state_dict()
     with pytest.raises(StateError, match="seed was 0, is 1"):

@@ -52,7 +52,9 @@ def position_of(state: Mapping[str, Any], windows: Windows, fingerprint: Fingerp
         named = "; ".join(f"{key} was {saved.get(key)!r}, is {fingerprint.get(key)!r}" for key in differing)
         raise StateError(f"the saved data position belongs to another stream: {named}. Restore these, or start anew")
     step = windows.world_size * windows.batch_size
-    if samples % step or samples > windows.positions:
+    if samples > windows.positions:
+        raise StateError(f"the saved data position ({samples} samples) lies past the epoch's {windows.positions}")
+    if samples % step:
         raise StateError(
             f"the saved data position ({samples} samples into epoch {epoch}) is not a step of world size "
             f"{windows.world_size} x batch_size {windows.batch_size} = {step}: resume with the world size "

@@ -89,22 +89,34 @@ class _Seeded:
         return self._function(image, target, np.random.default_rng(key))
 
 
+_BOX_SETTINGS = (
+    "min_area",
+    "min_visibility",
+    "min_width",
+    "min_height",
+    "clip",
+    "filter_invalid_bboxes",
+    "max_accept_ratio",
+)
+
+
 class _Albumentations:
     """An Albumentations pipeline, re-seeded for each sample, that carries boxes, masks and the fields beside them."""
 
     def __init__(self, pipeline: A.Compose) -> None:
         A = import_albumentations()  # noqa: N806
-        bboxes = pipeline.processors.get("bboxes") if isinstance(pipeline, A.Compose) else None
-        kept = (
-            {}
-            if bboxes is None
-            else {k: getattr(bboxes.params, k) for k in ("min_area", "min_visibility", "min_width", "min_height")}
-        )
+        if not isinstance(pipeline, A.Compose):
+            pipeline = A.Compose([pipeline])
+        if pipeline.additional_targets:
+            raise ConfigError(
+                f"an A.Compose with additional_targets {pipeline.additional_targets} can't be used: there are none"
+            )
+        bboxes = pipeline.processors.get("bboxes")
+        kept = {} if bboxes is None else {name: getattr(bboxes.params, name) for name in _BOX_SETTINGS}
         # Boxes, and an index beside them, whatever the user declared: what else belongs to a box follows through the
         # index.
         params = A.BboxParams(format="pascal_voc", label_fields=["index"], **kept)
-        inner = pipeline.transforms if isinstance(pipeline, A.Compose) else [pipeline]
-        self._pipeline = A.Compose(inner, bbox_params=params)
+        self._pipeline = A.Compose(pipeline.transforms, bbox_params=params, p=pipeline.p)
 
     def __call__(self, image: Image, target: Target, key: int) -> tuple[Image, Target]:
         self._pipeline.set_random_seed(key & 0xFFFFFFFF)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rfstream.config import CpuTransform
 from rfstream.dataset.tar import EncodedSample
-from rfstream.errors import SampleError
+from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
@@ -102,8 +102,26 @@ class DetectionDecoder:
             target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
             raise sample_error(sample, name, error) from error
-        out, target = self._transform(image, target, sample_key(self._spec.seed, epoch, position))
-        return _Decoded(out, target, image_id, (image.shape[0], image.shape[1]))
+        orig_size = (image.shape[0], image.shape[1])
+        try:
+            image, target = self._transform(image, target, sample_key(self._spec.seed, epoch, position))
+            _check_transformed(image, target)
+        except Exception as error:  # a user's transform raises what it likes
+            where = f"{self._spec.transform_key} fails on shard {sample.shard}, key {sample.key} (file {name})"
+            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+        return _Decoded(image, target, image_id, orig_size)
+
+
+def _check_transformed(image: Image, target: Target) -> None:
+    """Raise ValueError unless a transform returned what it may: floats would be cut to bytes without a word."""
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        kind = f"{image.dtype} of shape {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise ValueError(
+            f"it returned an image that is {kind}, not uint8 (H, W, 3): scale and normalise in augment.device"
+        )
+    lengths = {name: len(values) for name, values in target.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"it returned target fields of different lengths {lengths}")
 
 
 def sample_error(sample: EncodedSample, name: str, error: BaseException) -> SampleError:

@@ -35,4 +35,4 @@ def decode_rgb(data: bytes) -> npt.NDArray[np.uint8]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata; the pixels are what they are
         with Image.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
+            return np.array(image.convert("RGB"))  # writable, as the fast path's is

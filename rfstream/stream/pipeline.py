@@ -16,7 +16,7 @@ from rfstream.dataset.storage import local_path
 from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
-from rfstream.plan.windows import Windows, accumulation
+from rfstream.plan.windows import Windows
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
 
@@ -28,7 +28,7 @@ BUFFERED_BLOCKS = 8
 """Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer
 leave actors idle."""
 TASKS_IN_FLIGHT = 4
-READ_CONCURRENCY = 2
+READS_PER_NODE = 2
 PREFETCHED = 2
 """Batches that a rank holds ready: one being consumed, one behind it."""
 
@@ -71,7 +71,8 @@ class Pipeline:
             )
             return self._read(functions, compute=pool, num_cpus=1)
         functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None)
-        encoded = self._read(functions, compute=TaskPoolStrategy(size=READ_CONCURRENCY), num_cpus=0)
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        encoded = self._read(functions, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
             fn_constructor_args=(self.decode,),
@@ -85,7 +86,8 @@ class Pipeline:
     def evaluation(self, rank: int, world_size: int, batches: Sequence[tuple[int, int]]) -> Dataset:
         """One rank's evaluation batches, rows ``(lo, hi)`` each, decoded in tasks that no training actor can starve."""
         functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
-        at_once = min(self.config.decode.actors[1], -(-len(batches) // BATCHES_PER_TASK))
+        share = -(-self.config.decode.actors[1] // world_size)
+        at_once = min(share, -(-len(batches) // BATCHES_PER_TASK))
         return self._read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
 
     def _read(self, functions: Any, **options: Any) -> Dataset:
@@ -107,9 +109,7 @@ def build_pipeline(
     """
     stream = config.stream
     index = read_index(config.data.path, config.data.splits.get(split, split))
-    grad_accum = stream.grad_accum
-    if stream.global_batch is not None:
-        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
+    grad_accum = stream.accumulation(world_size)
     windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
     plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
     return Pipeline(config, index, plan, decode or _detection(config, index, training=training))

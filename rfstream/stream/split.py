@@ -18,6 +18,7 @@ import ray
 import torch.distributed as dist
 from ray.data import DataIterator
 
+from rfstream.config import Config
 from rfstream.errors import RFStreamError, StreamError
 from rfstream.plan.position import Position
 from rfstream.session import attach_ray, ensure_ray
@@ -62,6 +63,10 @@ class ThreadHandOver:
         """The hand-over as ``rank`` sees it."""
         return _ThreadRank(self, rank)
 
+    def abort(self) -> None:
+        """Let no rank wait any longer: one has failed."""
+        self._barrier.abort()
+
     def wait_for_all(self, rank: int) -> None:
         """Return when every rank has called this.
 
@@ -104,7 +109,6 @@ class GroupHandOver:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._group: dist.ProcessGroup | None = None
         self._kept: list[DataIterator] = []
 
     def iterator(self, start: Position) -> DataIterator:
@@ -114,56 +118,83 @@ class GroupHandOver:
             StreamError: if a rank fails (its reason on all ranks), if ranks ask for different positions, or if one does
                 not arrive within ``stream.timeout_s``.
         """
-        rank = dist.get_rank()
-        mine: dict[str, Any] = {"rank": rank, "start": start}
-        if rank == 0:
-            mine |= self._open(start)
-        gathered: list[Any] = [None] * dist.get_world_size()
-        try:
-            dist.all_gather_object(gathered, mine, group=self._gloo())
-        except RuntimeError as error:
-            wait = self._pipeline.config.stream.timeout_s
-            raise StreamError(
-                f"rank {rank} waited for the other ranks to start epoch {start.epoch} "
-                f"(stream.timeout_s={wait:g}): {error}"
-            ) from error
-        if "error" in gathered[0]:
-            raise StreamError(f"rank 0 could not start the stream: {gathered[0]['error']}")
-        elsewhere = [g for g in gathered if g["start"] != start]
-        if elsewhere:
-            other = elsewhere[0]
-            raise StreamError(
-                f"rank {rank} starts at {start} but rank {other['rank']} at {other['start']}: resume all ranks alike"
-            )
-        attach_ray(gathered[0]["address"], gathered[0]["auth_mode"])
-        split: DataIterator = pickle.loads(gathered[0]["splits"][rank])
+        config = self._pipeline.config
+        join_cluster(config, self._pipeline.plan.windows.world_size)
+        opened = self._kept
+        mine: dict[str, Any] = {"start": start}
+        if dist.get_rank() == 0:
+            try:
+                opened = open_splits(self._pipeline, start)
+                mine["splits"] = [ray.cloudpickle.dumps(s) for s in opened]
+            except Exception as error:  # whatever it is, the other ranks must not wait in vain
+                mine["error"] = str(error)
+        everyone = _meet(mine, config, f"to start epoch {start.epoch}")
+        self._kept = opened  # Ray ends a coordinator with its last owner's handle: not before all have arrived
+        for rank, other in enumerate(everyone):
+            if other["start"] != start:
+                raise StreamError(
+                    f"rank {dist.get_rank()} starts at {start} but rank {rank} at {other['start']}: resume all alike"
+                )
+        split: DataIterator = pickle.loads(everyone[0]["splits"][dist.get_rank()])
         return split
 
-    def _open(self, start: Position) -> dict[str, Any]:
-        try:
-            ensure_ray(self._pipeline.config.decode.actors[1])
-            self._kept = open_splits(self._pipeline, start)  # Ray ends the coordinator with its last owner's handle
-            splits = [ray.cloudpickle.dumps(s) for s in self._kept]
-            address = ray.get_runtime_context().gcs_address
-            return {"splits": splits, "address": address, "auth_mode": os.environ.get("RAY_AUTH_MODE")}
-        except RFStreamError as error:
-            return {"error": str(error)}
 
-    def _gloo(self) -> dist.ProcessGroup:
+def join_cluster(config: Config, world_size: int) -> None:
+    """Connect this process to Ray; if it is one of several ranks of a group, to the same cluster as rank 0.
+
+    Collective over the default group the first time, when there is one of ``world_size`` ranks.
+
+    Raises:
+        ConfigError: if a configured cluster can't be reached.
+        StreamError: if a rank fails, is attached to another cluster already, or does not arrive in time.
+    """
+    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        ensure_ray(config.decode.actors[1])
+        return
+    if _Joined.group is dist.group.WORLD:
+        return
+    mine: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        try:
+            ensure_ray(config.decode.actors[1])
+            mine = {"address": ray.get_runtime_context().gcs_address, "auth_mode": os.environ.get("RAY_AUTH_MODE")}
+        except Exception as error:  # as above
+            mine = {"error": str(error)}
+    first = _meet(mine, config, "to join one Ray cluster")[0]
+    attach_ray(first["address"], first["auth_mode"])
+    _Joined.group = dist.group.WORLD
+
+
+class _Joined:
+    """The default group whose ranks have joined one cluster, and the group of our own over the same ranks."""
+
+    group: dist.ProcessGroup | None = None
+    meeting: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
+
+
+def _meet(mine: dict[str, Any], config: Config, purpose: str) -> list[dict[str, Any]]:
+    """What every rank brought, in the order of ranks. An ``error`` that one brought is raised on all."""
+    if _Joined.meeting is None or _Joined.meeting[0] is not dist.group.WORLD:
         # A group of its own: objects travel over the CPU whatever the training backend is, and its waits are bounded.
-        if self._group is None:
-            timeout = timedelta(seconds=self._pipeline.config.stream.timeout_s)
-            group = dist.new_group(backend="gloo", timeout=timeout)
-            assert isinstance(group, dist.ProcessGroup)  # every rank is a member
-            self._group = group
-        return self._group
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.stream.timeout_s))
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+        _Joined.meeting = (dist.group.WORLD, group)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    try:
+        dist.all_gather_object(everyone, mine, group=_Joined.meeting[1])
+    except RuntimeError as error:
+        raise StreamError(
+            f"rank {dist.get_rank()} waited for the other ranks {purpose} "
+            f"(stream.timeout_s={config.stream.timeout_s:g}): {error}"
+        ) from error
+    for rank, other in enumerate(everyone):
+        if "error" in other:
+            raise StreamError(f"rank {rank} failed {purpose}: {other['error']}")
+    return everyone
 
 
 class Feed:
-    """A rank's batches, pulled ahead by a thread, with a bounded wait for each.
-
-    ``describe`` says what is being waited for, for the message when the wait runs out.
-    """
+    """A rank's batches, pulled ahead by a thread, with a bounded wait for each."""
 
     def __init__(self, rows: Callable[[], Any], end: Callable[[], None], timeout_s: float) -> None:
         self._queue: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=PREFETCHED)

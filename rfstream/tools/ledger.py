@@ -42,6 +42,9 @@ def ledger_rows(batch: Batch, rank: int, world_size: int) -> list[dict[str, Any]
     rows = []
     for slot, key in enumerate(batch.keys):
         height, width = batch.sizes[slot].tolist()
+        target = batch.targets[slot]
+        if "masks" in target:
+            target["masks"] = target["masks"][:, :height, :width]  # what pads a batch is not the sample's
         rows.append(
             {
                 "epoch": batch.epoch,
@@ -51,7 +54,7 @@ def ledger_rows(batch: Batch, rank: int, world_size: int) -> list[dict[str, Any]
                 "position": first + slot,
                 "key": key,
                 "pixels": _crc(batch.images[slot, :, :height, :width]),
-                "targets": _crc(*(values for _, values in sorted(batch.targets[slot].items()))),
+                "targets": _crc(*(values for _, values in sorted(target.items()))),
             }
         )
     return rows
@@ -64,15 +67,24 @@ def make_ledger(config: Config, *, epochs: int, world_size: int) -> pa.Table:
     """
     pipeline = build_pipeline(config, "train", world_size, training=True)
     shared = ThreadHandOver(pipeline)
+    failures: list[BaseException] = []
 
     def run(rank: int) -> list[dict[str, Any]]:
-        with RankLoader(pipeline, rank, shared.of_rank(rank)) as loader:
-            rows = [row for _ in range(epochs) for batch in loader for row in ledger_rows(batch, rank, world_size)]
-            shared.wait_for_all(rank)  # the execution ends with rank 0's loader
-            return rows
+        try:
+            with RankLoader(pipeline, rank, shared.of_rank(rank)) as loader:
+                rows = [row for _ in range(epochs) for batch in loader for row in ledger_rows(batch, rank, world_size)]
+                shared.wait_for_all(rank)  # the execution ends with rank 0's loader
+                return rows
+        except BaseException as error:
+            failures.append(error)  # the first is the cause, the rest its consequences
+            shared.abort()
+            raise
 
     with ThreadPoolExecutor(world_size) as pool:
-        rows = [row for part in pool.map(run, range(world_size)) for row in part]
+        futures = [pool.submit(run, rank) for rank in range(world_size)]
+    if failures:
+        raise failures[0]
+    rows = [row for future in futures for row in future.result()]
     return pa.Table.from_pylist(rows, schema=SCHEMA).sort_by([("epoch", "ascending"), ("position", "ascending")])
 
 

@@ -42,8 +42,11 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
 
 
 def batches_held(config: Config, world_size: int) -> int:
-    """Most decoded batches that lie in the object store at once: finished tasks that wait, and what ranks prefetch."""
-    return config.decode.actors[1] * TASKS_IN_FLIGHT * BATCHES_PER_TASK + world_size * (PREFETCHED + 1)
+    """About how many decoded batches lie in the object store at most: finished tasks that wait, and what ranks hold.
+
+    A rank holds what Ray and the feed each prefetch, one in the feed's hand and one in use.
+    """
+    return config.decode.actors[1] * TASKS_IN_FLIGHT * BATCHES_PER_TASK + world_size * (2 * PREFETCHED + 2)
 
 
 def plan_report(config: Config, world_size: int) -> Table:
@@ -100,11 +103,11 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     try:
         trial = try_batch(pipeline, order)
     except DatasetError as error:
-        return [("object store", f"up to {held:,} batches; their size is unknown: {error}")]
+        return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
     rate = 1 / trial.seconds_per_image
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
-        ("object store", f"up to {_size(held * trial.batch_bytes)} ({held:,} batches)"),
+        ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches)"),
         (
             "decode",
             f"{rate:,.0f} images/s a core, so {rate * low:,.0f} to {rate * high:,.0f} with {low} to {high} actors",
