@@ -30,6 +30,8 @@ ENOUGH = 0.5
 """mAP50 below which the demo counts as failed."""
 SHOWN = 8
 CONFIDENT = 0.4
+NEAR = 8.0
+"""Pixels between two detections' centres below which only the better one is drawn."""
 
 
 def main(
@@ -101,7 +103,9 @@ def draw_predictions(config: Config, path: Path) -> None:
         for image, target, found in zip(
             batch.images, batch.targets, model.detect(ready.images, ready.mask), strict=True
         ):
-            sure = found.scores > CONFIDENT
+            centres = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2
+            second_guess = (torch.cdist(centres, centres) < NEAR).tril(-1).any(1)  # the better one stands before it
+            sure = (found.scores > CONFIDENT) & ~second_guess
             panels.append(
                 Panel(
                     image.permute(1, 2, 0).numpy(),
