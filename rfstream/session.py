@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 
@@ -36,7 +37,12 @@ def ensure_ray(min_cpus: int = 1) -> None:
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-    # Ray Data reports each execution at INFO; in a session of our own that is noise beside a progress bar.
+    _quiet()
+
+
+def _quiet() -> None:
+    """Ray Data reports each execution at INFO; in a session of our own that is noise beside a progress bar."""
+    importlib.import_module("ray.data")  # sets the level itself when it is imported: not after this
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
@@ -66,4 +72,4 @@ def attach_ray(address: str, auth_mode: str | None) -> None:
             f"no Ray node of the cluster at {address} is on this machine ({error}): run "
             f"`ray start --address={address}` first"
         ) from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    _quiet()
