@@ -33,24 +33,29 @@ class StreamDataModule(pl.LightningDataModule):
         self.config = config
         self._stage = DeviceStage(config.augment.device, seed=config.stream.seed)
         self._stream: TrainingStream[Batch] = TrainingStream(self)
+        self._loader: RankLoader[Batch] | None = None
 
     def train_dataloader(self) -> TrainerBatches[Batch]:
         """This rank's training batches, from where the trainer stands.
 
         Raises:
-            ConfigError: if the trainer accumulates other than ``stream.grad_accum`` batches.
+            ConfigError: if the trainer accumulates other batches an optimizer step than the stream puts in a window.
             StateError: if the checkpoint belongs to another stream.
         """
-        self._stream.close()
-        loader = ray_loader(self.config, "train")
-        assert isinstance(loader, RankLoader)
-        mine, its = loader.windows_of_epoch.grad_accum, self._trainer.accumulate_grad_batches
-        if mine != its:
+        if self._loader is None:  # one for a whole fit, since its hand-over holds a process group
+            loader = ray_loader(self.config, "train")
+            assert isinstance(loader, RankLoader)
+            self._loader = loader
+        windows, its = self._loader.windows_of_epoch, self._trainer.accumulate_grad_batches
+        if windows.grad_accum != its:
+            setting = f"stream.grad_accum={its}"
+            if self.config.stream.global_batch is not None:
+                setting = f"stream.global_batch={its * windows.world_size * windows.batch_size}"
             raise ConfigError(
-                f"the trainer accumulates {its} batches an optimizer step and the stream makes windows of {mine}: set "
-                f"Trainer(accumulate_grad_batches={mine}), or stream.grad_accum={its}"
+                f"the trainer accumulates {its} batches an optimizer step and the stream makes windows of "
+                f"{windows.grad_accum}: set Trainer(accumulate_grad_batches={windows.grad_accum}), or {setting}"
             )
-        return self._stream.open(loader)
+        return self._stream.open(self._loader)
 
     def val_dataloader(self) -> EvaluationBatches | list[Any]:
         """This rank's part of the split in the role ``val``; none if the configuration has no such role."""
@@ -61,7 +66,10 @@ class StreamDataModule(pl.LightningDataModule):
         return self._evaluation("test")
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Copy to ``device``; through page-locked memory for a GPU, so that the copy overlaps with the step before."""
+        """Copy to ``device``; through page-locked memory for a GPU, so that the CPU doesn't wait for the copy.
+
+        The copy runs on the stream of the training steps, after the one before.
+        """
         if device.type == "cuda":
             return batch.pin_memory().to(device, non_blocking=True)
         return batch.to(device)
@@ -83,11 +91,17 @@ class StreamDataModule(pl.LightningDataModule):
         self._stream.load_state_dict(state_dict)
 
     def teardown(self, stage: str) -> None:
-        """End the stream."""
-        self._stream.close()
+        """End the stream.
+
+        Raises:
+            StateError: if the trainer ended without the batches that were left at the checkpoint.
+        """
+        self._loader = None
+        self._stream.finish()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the stream: Lightning tears nothing down after an exception."""
+        self._loader = None
         self._stream.close()
 
     @property
@@ -107,9 +121,12 @@ class StreamDataModule(pl.LightningDataModule):
 def consumed(trainer: Any) -> Position:
     """Where ``trainer`` stands: the epoch, and the batches of it that it has processed."""
     epochs = trainer.fit_loop.epoch_progress.current
-    batches = trainer.fit_loop.epoch_loop.batch_progress.current
-    # Between two epochs the batch counter still holds the finished one's.
-    return Position(epochs.processed, batches.processed if epochs.started > epochs.processed else 0)
+    batches = trainer.fit_loop.epoch_loop.batch_progress
+    if epochs.started <= epochs.processed:  # between two epochs the batch counter still holds the finished one's
+        return Position(epochs.processed, 0)
+    if batches.is_last_batch and batches.current.processed == batches.current.ready:
+        return Position(epochs.processed + 1, 0)  # the trainer's last: with limit_train_batches not the loader's
+    return Position(epochs.processed, batches.current.processed)
 
 
 class TrainingStream(Generic[B]):
@@ -122,7 +139,8 @@ class TrainingStream(Generic[B]):
 
     def open(self, loader: RankLoader[B]) -> TrainerBatches[B]:
         """What the trainer iterates, with ``loader`` in the former one's place."""
-        self.close()
+        if loader is not self._loader:
+            self.close()
         self._loader = loader
         return TrainerBatches(self, loader)
 
@@ -131,6 +149,15 @@ class TrainingStream(Generic[B]):
         if self._loader is not None:
             self._loader.close()
 
+    def finish(self) -> None:
+        """End the execution after the trainer's work.
+
+        Raises:
+            StateError: if the trainer ended without the batches that were left at the checkpoint.
+        """
+        self.close()
+        self._refuse_skipped()
+
     def number_of(self, step: int) -> int:
         """The number over all ranks of the batch that is this rank's micro-step ``step``."""
         if self._loader is None:
@@ -138,48 +165,83 @@ class TrainingStream(Generic[B]):
         return self._loader.windows_of_epoch.batch_of(self._loader.rank, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that the trainer consumed; empty if there is no stream."""
+        """The place after the last batch that the trainer consumed; empty if there is no stream.
+
+        Raises:
+            StateError: if the trainer went on to another epoch without the batches that were left at the checkpoint.
+        """
+        if self._restored:  # no batch since; the trainer's counters may be those of other ranks
+            self._refuse_skipped()
+            return self._restored
         if self._loader is None or self._module.trainer is None:
-            return self._restored or {}
+            return {}
         at = consumed(self._module.trainer)
         return self._loader.state_at(at.epoch, at.batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember the place of a checkpoint, to be checked when the first batch is asked for."""
-        self._restored = dict(state)
+        """Remember the place of a checkpoint, to be checked when the first batch is asked for.
 
-    def start(self, loader: RankLoader[B]) -> None:
+        Weights that are only evaluated leave the training where it is.
+        """
+        trainer = self._module.trainer
+        if trainer is None or trainer.state.fn == pl.trainer.states.TrainerFn.FITTING:
+            self._restored = dict(state)
+
+    def start(self, loader: RankLoader[B]) -> bool:
         """Put ``loader`` where the checkpoint stands, if there was one, and else where the trainer does.
+
+        Returns whether the trainer's epoch has batches left. A checkpoint of other ranks, saved after their last batch
+        and before the epoch's end, leaves the trainer in an epoch that has none.
 
         Raises:
             StateError: if the checkpoint is another stream's, or its data and its training loop are not of one epoch.
         """
-        if self._module.trainer is None:
-            return  # someone looks at the data without training
-        at = consumed(self._module.trainer).normalised(len(loader))
+        trainer: Any = self._module.trainer
+        if trainer is None:
+            return True  # someone looks at the data without training
+        at = consumed(trainer)
         if self._restored:
             saved = position_of(self._restored, loader.windows_of_epoch, loader.fingerprint)
-            self._restored = None
             if saved.epoch != at.epoch:
-                raise StateError(
-                    f"the checkpoint's data stand in epoch {saved.epoch} and its training loop in epoch {at.epoch}: "
-                    "resume from another checkpoint"
-                )
-            if saved != at:
-                _recount(self._module.trainer, saved.batch)
-                at = saved
+                raise _of_two_epochs(saved.epoch, at.epoch)
+            if at.epoch > trainer.fit_loop.epoch_progress.current.processed:
+                return False
+            self._restored = None
+            at = saved
         loader.load_state_dict(loader.state_at(at.epoch, at.batch))
+        if trainer.training:
+            _count_from(trainer, at.batch)
+        return True
+
+    def _refuse_skipped(self) -> None:
+        if not self._restored or self._module.trainer is None:
+            return
+        saved, at = self._restored.get("epoch"), consumed(self._module.trainer)
+        if saved in range(at.epoch):
+            raise _of_two_epochs(saved, at.epoch)
 
 
-def _recount(trainer: Any, batch: int) -> None:
-    """Tell ``trainer`` that it is ``batch`` batches into its epoch.
+def _of_two_epochs(data: Any, loop: int) -> StateError:
+    return StateError(
+        f"the checkpoint's data stand in epoch {data} and its training loop in epoch {loop}: resume from another "
+        "checkpoint, and with another number of ranks from one that was saved on a training step or at an epoch's end"
+    )
 
-    A checkpoint counts a rank's batches, of which an epoch has others with other ranks or batch sizes.
+
+def _count_from(trainer: Any, batch: int) -> None:
+    """Tell ``trainer`` that it is in an epoch, after ``batch`` batches of it.
+
+    A checkpoint counts a rank's batches, of which an epoch has others with other ranks or batch sizes. And Lightning
+    begins no epoch when it resumes from one saved on an epoch's last batch, so that later ones would miss an epoch.
     """
-    loop = trainer.fit_loop
-    counted = loop.epoch_loop.batch_progress.current
+    loop: Any = trainer.fit_loop
+    for epochs in (loop.epoch_progress.current, loop.epoch_progress.total):
+        epochs.ready = epochs.started = epochs.processed + 1
+    batches = loop.epoch_loop.batch_progress
+    counted = batches.current
     loop._data_fetcher.fetched += batch - counted.ready
     counted.ready = counted.started = counted.processed = counted.completed = batch
+    batches.is_last_batch = False
 
 
 class TrainerBatches(Generic[B]):
@@ -196,8 +258,8 @@ class TrainerBatches(Generic[B]):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[B]:
-        self._stream.start(self._loader)
-        yield from self._loader
+        if self._stream.start(self._loader):
+            yield from self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """The module's: tells Lightning that the loader can be resumed."""

@@ -12,11 +12,9 @@ import torch
 
 from rfstream.config import Config, import_object
 from rfstream.dataset import storage
-from rfstream.dataset.index import read_index
 from rfstream.errors import ConfigError, RFStreamError, StreamError
-from rfstream.plan.windows import accumulation
 from rfstream.session import ensure_ray
-from rfstream.stream.pipeline import cluster_cpus
+from rfstream.stream.pipeline import build_pipeline, cluster_cpus
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -31,7 +29,7 @@ def train(config: Config) -> Metrics:
         ConfigError: if launcher, workers, model and cluster do not fit together.
         RFStreamError: whatever the stream refuses.
     """
-    if config.train.model is None:
+    if config.train.model is None and config.train.entry is None:
         raise ConfigError("train.model is required: package.module:name of a callable (class_names, **model_args)")
     if config.train.resume is not None and not storage.exists(config.train.resume):
         raise ConfigError(f"train.resume={config.train.resume} does not exist: name a checkpoint file")
@@ -88,7 +86,9 @@ def _ray(config: Config) -> Metrics:
     ensure_ray(workers + config.decode.actors[1])
     enough_gpus = ray.cluster_resources().get("GPU", 0) >= workers
     use_gpu = config.train.accelerator in ("gpu", "cuda") or (config.train.accelerator == "auto" and enough_gpus)
-    _refuse_too_few_cpus(config, cluster_cpus())
+    if use_gpu:
+        _refuse_too_few_gpus(config, _cluster_gpus())
+    _refuse_too_few_cpus(config, cluster_cpus(), use_gpu=use_gpu)
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config=config.model_dump(mode="json", exclude_unset=True),
@@ -152,24 +152,19 @@ def _fit(
     config: Config, *, world_size: int, resume: str | None, checkpoints: pl.Callback | None = None, **options: Any
 ) -> Metrics:
     """Fit on this rank. ``checkpoints`` saves them; by default the newest, as ``{output}/checkpoints/last.ckpt``."""
-    run, stream = config.train, config.stream
+    run = config.train
     if run.entry is not None:
         entry = import_object(run.entry, "train.entry")
         metrics: Metrics = entry(config, world_size=world_size, resume=resume, checkpoints=checkpoints, **options)
         return metrics
-    pl.seed_everything(stream.seed, verbose=False)
-    index = read_index(config.data.path, config.data.splits.get("train", "train"))
-    model = _model(config, index.class_names())
-    if checkpoints is None:
-        folder = Path(run.output) / "checkpoints"
-        checkpoints = pl.callbacks.ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
-    grad_accum = stream.grad_accum
-    if stream.global_batch is not None:
-        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
+    pl.seed_everything(config.stream.seed, verbose=False)
+    pipeline = build_pipeline(config, "train", world_size, training=True)
+    model = _model(config, pipeline.index.class_names())
+    checkpoints = checkpoints or newest_checkpoint(run.output)
     trainer = pl.Trainer(
         accelerator=run.accelerator,
         max_epochs=run.epochs,
-        accumulate_grad_batches=grad_accum,
+        accumulate_grad_batches=pipeline.plan.windows.grad_accum,
         # Callbacks run in this order: what is saved or reported at an epoch's end comes last.
         callbacks=[Timing(), _SameBuffers(), checkpoints],
         enable_checkpointing=isinstance(checkpoints, pl.callbacks.ModelCheckpoint),
@@ -181,6 +176,12 @@ def _fit(
     )
     trainer.fit(model, datamodule=StreamDataModule(config), ckpt_path=resume)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def newest_checkpoint(output: str) -> pl.callbacks.ModelCheckpoint:
+    """Saves each epoch's end as ``checkpoints/last.ckpt`` in ``output``, a local folder or any fsspec URL."""
+    folder = storage.join(output, "checkpoints")
+    return pl.callbacks.ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
 
 
 def _model(config: Config, class_names: list[str]) -> pl.LightningModule:
@@ -198,13 +199,33 @@ def _model(config: Config, class_names: list[str]) -> pl.LightningModule:
     return model
 
 
-def _refuse_too_few_cpus(config: Config, cpus: int) -> None:
-    workers, actors = config.train.workers, config.decode.actors[0]
+def _refuse_too_few_cpus(config: Config, cpus: int, *, use_gpu: bool) -> None:
+    actors = config.decode.actors[0]
+    workers = 0 if use_gpu else config.train.workers  # Ray Train asks for no CPU beside a worker's GPU
     if workers + actors > cpus:
+        ranks = "" if use_gpu else f"train.workers={workers} and "
         raise ConfigError(
-            f"train.workers={workers} and decode.actors of at least {actors} need {workers + actors} CPUs and the Ray "
-            f"cluster has or may grow to {cpus}: lower one of them, or add nodes"
+            f"{ranks}decode.actors of at least {actors} need {workers + actors} CPUs and the Ray cluster has or may "
+            f"grow to {cpus}: ask for fewer, or add nodes"
         )
+
+
+def _refuse_too_few_gpus(config: Config, gpus: int) -> None:
+    if config.train.workers > gpus:
+        raise ConfigError(
+            f"train.workers={config.train.workers} with train.accelerator={config.train.accelerator} need as many GPUs "
+            f"and the Ray cluster has or may grow to {gpus}: lower train.workers, add nodes, or set "
+            "train.accelerator=cpu"
+        )
+
+
+def _cluster_gpus() -> int:
+    """GPUs that the cluster has, or may grow to by its own configuration."""
+    import ray
+    from ray._private.state import state  # no public call tells it
+
+    limits = state.get_max_resources_from_cluster_config() or {}
+    return int(max(ray.cluster_resources().get("GPU", 0), limits.get("GPU", 0)))
 
 
 def _reason(error: BaseException) -> str:

@@ -173,7 +173,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
     ) -> tuple[NestedTensor, list[dict[str, Tensor]]]:
         """Copy bytes, then make RF-DETR's floats, masks and targets of them on the device.
 
-        For a GPU the copy goes through page-locked memory, so that it overlaps with the step before.
+        For a GPU the copy goes through page-locked memory, so that the CPU doesn't wait for it.
         """
         self._at = (batch.epoch, batch.step)
         moved = batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch.to(device)
@@ -208,8 +208,12 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         self._training.load_state_dict(state_dict)
 
     def teardown(self, stage: str) -> None:
-        """End the stream."""
-        self._training.close()
+        """End the stream.
+
+        Raises:
+            StateError: if the trainer ended without the batches that were left at the checkpoint.
+        """
+        self._training.finish()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the stream: Lightning tears nothing down after an exception."""
