@@ -188,6 +188,11 @@ def test_another_stream_s_checkpoint_is_refused(pack: Path, whole: tuple[Recorde
 def test_the_trainer_must_accumulate_as_the_stream_does(pack: Path) -> None:
     with pytest.raises(ConfigError, match=r"accumulates 1 batches an optimizer step.*windows of 2.*set Trainer"):
         trainer(accumulate_grad_batches=1).fit(Recorder(schedule=False), datamodule=StreamDataModule(config(pack)))
+    values = config(pack).model_dump(mode="json", exclude_unset=True)
+    del values["stream"]["grad_accum"]
+    whole_window = Config(**{**values, "stream": {**values["stream"], "global_batch": 8}})
+    with pytest.raises(ConfigError, match=r"windows of 2.*or stream.global_batch=4$"):
+        trainer(accumulate_grad_batches=1).fit(Recorder(schedule=False), datamodule=StreamDataModule(whole_window))
 
 
 def test_no_validation_split_no_validation(pack: Path, ray_session: None) -> None:

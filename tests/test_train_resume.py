@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,7 @@ def test_workers_without_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.workers=4 with train.accelerator=gpu need.*may grow to 3"):
         _refuse_too_few_gpus(ray_run("gpu"), 3)
     _refuse_too_few_gpus(ray_run("gpu"), 4)
+    _refuse_too_few_gpus(ray_run("gpu"), math.inf)  # an autoscaler may add them
 
 
 def test_gpu_workers_need_no_cpus() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from rfstream.config import Config, import_object
 from rfstream.dataset import storage
 from rfstream.errors import ConfigError, RFStreamError, StreamError
 from rfstream.session import ensure_ray
-from rfstream.stream.pipeline import build_pipeline, cluster_cpus
+from rfstream.stream.pipeline import build_pipeline
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -87,8 +88,8 @@ def _ray(config: Config) -> Metrics:
     enough_gpus = ray.cluster_resources().get("GPU", 0) >= workers
     use_gpu = config.train.accelerator in ("gpu", "cuda") or (config.train.accelerator == "auto" and enough_gpus)
     if use_gpu:
-        _refuse_too_few_gpus(config, _cluster_gpus())
-    _refuse_too_few_cpus(config, cluster_cpus(), use_gpu=use_gpu)
+        _refuse_too_few_gpus(config, _most("GPU"))
+    _refuse_too_few_cpus(config, _most("CPU"), use_gpu=use_gpu)
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config=config.model_dump(mode="json", exclude_unset=True),
@@ -199,33 +200,43 @@ def _model(config: Config, class_names: list[str]) -> pl.LightningModule:
     return model
 
 
-def _refuse_too_few_cpus(config: Config, cpus: int, *, use_gpu: bool) -> None:
+def _refuse_too_few_cpus(config: Config, cpus: float, *, use_gpu: bool) -> None:
     actors = config.decode.actors[0]
     workers = 0 if use_gpu else config.train.workers  # Ray Train asks for no CPU beside a worker's GPU
     if workers + actors > cpus:
         ranks = "" if use_gpu else f"train.workers={workers} and "
         raise ConfigError(
             f"{ranks}decode.actors of at least {actors} need {workers + actors} CPUs and the Ray cluster has or may "
-            f"grow to {cpus}: ask for fewer, or add nodes"
+            f"grow to {cpus:g}: ask for fewer, or add nodes"
         )
 
 
-def _refuse_too_few_gpus(config: Config, gpus: int) -> None:
+def _refuse_too_few_gpus(config: Config, gpus: float) -> None:
     if config.train.workers > gpus:
         raise ConfigError(
             f"train.workers={config.train.workers} with train.accelerator={config.train.accelerator} need as many GPUs "
-            f"and the Ray cluster has or may grow to {gpus}: lower train.workers, add nodes, or set "
+            f"and the Ray cluster has or may grow to {gpus:g}: lower train.workers, add nodes, or set "
             "train.accelerator=cpu"
         )
 
 
-def _cluster_gpus() -> int:
-    """GPUs that the cluster has, or may grow to by its own configuration."""
-    import ray
-    from ray._private.state import state  # no public call tells it
+def _most(resource: str) -> float:
+    """The most of ``resource`` that the cluster can ever have; infinite where an autoscaler may add some.
 
-    limits = state.get_max_resources_from_cluster_config() or {}
-    return int(max(ray.cluster_resources().get("GPU", 0), limits.get("GPU", 0)))
+    Ray's own autoscalers tell nobody their limits. A cluster of which this process is the head has none.
+    """
+    import ray
+    from ray._private import worker  # no public calls tell either
+    from ray._private.state import state
+
+    now: float = ray.cluster_resources().get(resource, 0)
+    limits = state.get_max_resources_from_cluster_config()
+    if limits is not None:
+        return max(now, float(limits.get(resource, 0)))
+    node = worker._global_node
+    if node is not None and node.is_head():
+        return now
+    return math.inf
 
 
 def _reason(error: BaseException) -> str:
