@@ -14,7 +14,8 @@ from rfstream.errors import ConfigError, StreamError
 def ensure_ray(min_cpus: int = 1) -> None:
     """Connect this process to Ray: as it already is, to a running cluster, or to a local one started for this process.
 
-    The local one has at least ``min_cpus`` logical CPUs, so that a pool larger than the machine still starts.
+    The local one has the machine's CPUs, or ``min_cpus`` logical ones if that is more, so that what needs them still
+    starts. No more than that: Ray starts a worker process for each, before anything asks for it.
 
     Raises:
         ConfigError: if ``RAY_ADDRESS`` names a cluster that can't be reached.

@@ -47,7 +47,7 @@ class LocalHandOver:
 
     def iterator(self, start: Position) -> DataIterator:
         """See :class:`HandOver`."""
-        ensure_ray(self.pipeline.config.decode.actors[1])
+        ensure_ray(self.pipeline.config.decode.actors[0])
         return open_splits(self.pipeline, start)[0]
 
 
@@ -84,7 +84,7 @@ class ThreadHandOver:
         """Rank ``rank``'s iterator; waits for all ranks."""
         try:
             if self._barrier.wait() == 0:
-                ensure_ray(self._pipeline.config.decode.actors[1])
+                ensure_ray(self._pipeline.config.decode.actors[0])
                 self._splits = open_splits(self._pipeline, start)
             self._barrier.wait()
             return self._splits[rank]
@@ -149,14 +149,14 @@ def join_cluster(config: Config, world_size: int) -> None:
         StreamError: if a rank fails, is attached to another cluster already, or does not arrive in time.
     """
     if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
-        ensure_ray(config.decode.actors[1])
+        ensure_ray(config.decode.actors[0])
         return
     if _Joined.group is dist.group.WORLD:
         return
     mine: dict[str, Any] = {}
     if dist.get_rank() == 0:
         try:
-            ensure_ray(config.decode.actors[1])
+            ensure_ray(config.decode.actors[0])
             mine = {"address": ray.get_runtime_context().gcs_address, "auth_mode": os.environ.get("RAY_AUTH_MODE")}
         except Exception as error:  # as above
             mine = {"error": str(error)}

@@ -84,7 +84,7 @@ def _ray(config: Config) -> Metrics:
     from ray.train.torch import TorchTrainer
 
     workers = config.train.workers
-    ensure_ray(workers + config.decode.actors[1])
+    ensure_ray(workers + config.decode.actors[0])
     enough_gpus = ray.cluster_resources().get("GPU", 0) >= workers
     use_gpu = config.train.accelerator in ("gpu", "cuda") or (config.train.accelerator == "auto" and enough_gpus)
     if use_gpu:
