@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 
 import ray
@@ -39,6 +40,24 @@ def ensure_ray(min_cpus: int = 1) -> None:
         log_to_driver=False,
     )
     _quiet()
+
+
+def most_of(resource: str) -> float:
+    """The most of ``resource`` that the cluster can ever have; infinite where an autoscaler may add some.
+
+    Ray's own autoscalers tell nobody their limits. A cluster of which this process is the head has none.
+    """
+    from ray._private import worker  # no public calls tell either
+    from ray._private.state import state
+
+    now: float = ray.cluster_resources().get(resource, 0)
+    limits = state.get_max_resources_from_cluster_config()
+    if limits is not None:
+        return max(now, float(limits.get(resource, 0)))
+    node = worker._global_node
+    if node is not None and node.is_head():
+        return now
+    return math.inf
 
 
 def _quiet() -> None:

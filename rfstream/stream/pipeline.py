@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
+from rfstream.session import most_of
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
 
@@ -153,15 +155,14 @@ def pool_size(actors: tuple[int, int]) -> tuple[int, int]:
     Raises:
         ConfigError: with the numbers, if not even the fewest can ever start.
     """
-    cpus = cluster_cpus()
-    taken = _reserved_cpus()
     smallest, largest = actors
-    if smallest > cpus - taken:
+    left = most_of("CPU") - _reserved_cpus()
+    if smallest > left:
         raise ConfigError(
-            f"decode.actors asks for at least {smallest} CPUs; the Ray cluster has or may grow to {cpus}, of which "
-            f"{taken} are reserved (training workers): lower the minimum, or add nodes"
+            f"decode.actors asks for at least {smallest} CPUs and the Ray cluster can never have more than {left:g} "
+            "beside what training workers reserve: lower the minimum, or add nodes"
         )
-    return smallest, min(largest, cpus - taken)
+    return smallest, largest if math.isinf(left) else min(largest, int(left))
 
 
 def _reserved_cpus() -> int:
@@ -169,14 +170,6 @@ def _reserved_cpus() -> int:
     groups = ray.util.placement_group_table().values()
     held = [g["bundles"] for g in groups if g["state"] in ("CREATED", "RESCHEDULING")]
     return int(sum(bundle.get("CPU", 0) for bundles in held for bundle in bundles.values()))
-
-
-def cluster_cpus() -> int:
-    """CPUs that the cluster has, or may grow to by its own configuration."""
-    from ray._private.state import state  # no public call tells it
-
-    limits = state.get_max_resources_from_cluster_config() or {}
-    return int(max(ray.cluster_resources().get("CPU", 0), limits.get("CPU", 0)))
 
 
 def _configure(context: DataContext, label_selector: dict[str, str] | None) -> None:

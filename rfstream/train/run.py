@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from rfstream.config import Config, import_object
 from rfstream.dataset import storage
 from rfstream.errors import ConfigError, RFStreamError, StreamError
-from rfstream.session import ensure_ray
+from rfstream.session import ensure_ray, most_of
 from rfstream.stream.pipeline import build_pipeline
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
@@ -88,8 +87,8 @@ def _ray(config: Config) -> Metrics:
     enough_gpus = ray.cluster_resources().get("GPU", 0) >= workers
     use_gpu = config.train.accelerator in ("gpu", "cuda") or (config.train.accelerator == "auto" and enough_gpus)
     if use_gpu:
-        _refuse_too_few_gpus(config, _most("GPU"))
-    _refuse_too_few_cpus(config, _most("CPU"), use_gpu=use_gpu)
+        _refuse_too_few_gpus(config, most_of("GPU"))
+    _refuse_too_few_cpus(config, most_of("CPU"), use_gpu=use_gpu)
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config=config.model_dump(mode="json", exclude_unset=True),
@@ -218,25 +217,6 @@ def _refuse_too_few_gpus(config: Config, gpus: float) -> None:
             f"and the Ray cluster has or may grow to {gpus:g}: lower train.workers, add nodes, or set "
             "train.accelerator=cpu"
         )
-
-
-def _most(resource: str) -> float:
-    """The most of ``resource`` that the cluster can ever have; infinite where an autoscaler may add some.
-
-    Ray's own autoscalers tell nobody their limits. A cluster of which this process is the head has none.
-    """
-    import ray
-    from ray._private import worker  # no public calls tell either
-    from ray._private.state import state
-
-    now: float = ray.cluster_resources().get(resource, 0)
-    limits = state.get_max_resources_from_cluster_config()
-    if limits is not None:
-        return max(now, float(limits.get(resource, 0)))
-    node = worker._global_node
-    if node is not None and node.is_head():
-        return now
-    return math.inf
 
 
 def _reason(error: BaseException) -> str:
