@@ -256,8 +256,9 @@ def test_sizes_of_turned_images(shared_data: Path) -> None:
 def test_a_decompression_bomb_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64)).save(buffer, "PNG")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
+    monkeypatch.setattr("rfstream.tools.check_images.LARGE_PIXELS", 64 * 64 - 1)
     assert [name for name, _ in check_image(buffer.getvalue(), "a.png", None)] == ["huge-image"]
+    monkeypatch.setattr("rfstream.tools.check_images.LARGE_PIXELS", 10**9)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     [(name, reason)] = check_image(buffer.getvalue(), "a.png", None)
     assert name == "undecodable-image" and "decompression bomb" in reason

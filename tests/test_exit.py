@@ -17,6 +17,7 @@ MARK = "RFSTREAM_TEST_MARK"
 SCRIPT = """
 import os, signal, sys, time
 import rfstream
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 loader = rfstream.ray_loader(rfstream.Config(data={"path": sys.argv[1]}, stream={"batch_size": 4}))
 for batch in loader:
     print("streaming", flush=True)

@@ -14,6 +14,8 @@ from PIL import Image, UnidentifiedImageError
 from rfstream.stream.image import decode_rgb
 from rfstream.tools.check_traits import Finding
 
+LARGE_PIXELS = 89_478_485
+"""Above this Pillow warns, of twice this it refuses to decode; not read from Pillow, since RF-DETR raises its limit."""
 _WORKERS = 2  # decoding releases the interpreter's lock; each worker holds one image
 _EXTENSIONS = {"JPEG": ("jpg", "jpeg"), "MPO": ("jpg", "jpeg"), "PNG": ("png",), "WEBP": ("webp",), "BMP": ("bmp",)}
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -77,7 +79,7 @@ def check_image(data: bytes, name: str, size: tuple[int, int] | None) -> Iterato
         return
     try:
         header = _header(data)
-        if header.size[0] * header.size[1] > (Image.MAX_IMAGE_PIXELS or 0):
+        if header.size[0] * header.size[1] > LARGE_PIXELS:
             yield "huge-image", f": {header.size[0]} x {header.size[1]}"
         height, width = decode_rgb(data).shape[:2]
         transparent = header.alpha and _transparent(data)
