@@ -164,7 +164,8 @@ def check_inside(name: str, what: str) -> str:
     parts = name.replace("\\", "/").split("/")
     if parts[0] == "" or name[1:2] == ":" or ".." in parts:
         raise DatasetError(f"{what} {name!r} is absolute or leaves its folder; refusing to open it: correct the name")
-    if parts[-1] in ("", ".") or "\x00" in name or any("\ud800" <= c <= "\udfff" for c in name):
+    surrogate = not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)
+    if parts[-1] in ("", ".") or "\x00" in name or surrogate:
         raise DatasetError(f"{what} {name!r} can't be the name of a file; correct the name")
     return name
 
