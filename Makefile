@@ -7,7 +7,7 @@ DEMO_EXTRAS := train
 TEST_EXTRAS := train,gcs,rfdetr,dev
 
 # The whole test run is stopped after this many seconds (one test after 300: pyproject.toml).
-TEST_SECONDS ?= 2400
+TEST_SECONDS ?= 3600
 PYTEST_ARGS ?=
 
 BIN := $(CURDIR)/$(VENV)/bin
