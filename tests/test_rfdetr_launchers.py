@@ -15,6 +15,8 @@ from rfstream.errors import ConfigError
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.rfdetr.run import rfdetr_configs
 
+pytestmark = pytest.mark.timeout(900)  # each starts a Ray, ranks and an actor that imports RF-DETR
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 SMALL = [
@@ -58,7 +60,7 @@ def command(pack: Path, output: Path, *overrides: str) -> list[str]:
 
 
 def run(arguments: list[str]) -> str:
-    done = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, timeout=280, check=False)
+    done = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
