@@ -57,7 +57,7 @@ def values(pack: Path, output: Path, **run: Any) -> dict[str, Any]:
     transform = "rfstream.tools.scenes:{}_transform"
     return {
         "data": {"path": str(pack)},
-        "stream": {"batch_size": 3, "seed": 5, "timeout_s": 120},
+        "stream": {"batch_size": 3, "seed": 5, "timeout_s": 400},
         "decode": {"actors": [1, 1]},
         "augment": {
             "cpu": {"transform": transform.format("train"), "args": {"size": 48}},
