@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rfstream.dataset import storage
-from rfstream.errors import DatasetError
+from rfstream.errors import DatasetError, PlanError
 from rfstream.plan.keys import IntArray
 from rfstream.plan.order import Fragments
 
@@ -102,11 +102,14 @@ def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
         DatasetError: if the table is unreadable or does not describe that many samples.
     """
     # Column by column, and only two: a split may have tens of millions of fragments.
-    first, nbytes = (_int64_column(url, name, reindex) for name in ("first", "nbytes"))
-    starts = np.append(first, num_samples)
-    if len(first) == 0 or first[0] != 0 or nbytes.min() < 0 or (starts[1:] <= first).any():
-        raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
-    return Fragments(starts, nbytes)
+    starts = _int64_column(url, "first", reindex, num_samples)
+    nbytes = _int64_column(url, "nbytes", reindex)
+    try:
+        if len(nbytes):
+            return Fragments(starts, nbytes)
+    except PlanError:
+        pass
+    raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
 
 
 def read_crowds(url: str, reindex: str) -> pa.Table:
@@ -126,13 +129,19 @@ def read_crowds(url: str, reindex: str) -> pa.Table:
     return table.filter(table["crowds"].is_valid())
 
 
-def _int64_column(url: str, name: str, reindex: str) -> npt.NDArray[np.int64]:
+def _int64_column(url: str, name: str, reindex: str, *end: int) -> npt.NDArray[np.int64]:
+    """One column, with the numbers ``end`` after it."""
     try:
         with storage.open_binary(url) as file:
             table = conform(pq.read_table(file, columns=[name]), pa.schema([FRAGMENTS.field(name)]))
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable fragment table ({storage.describe(error)}); {reindex}") from None
-    values: npt.NDArray[np.int64] = table[name].to_numpy()
+    values = np.empty(len(table) + len(end), dtype=np.int64)
+    at = 0
+    for chunk in table[name].chunks:
+        values[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    values[at:] = end
     return values
 
 

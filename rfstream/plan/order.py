@@ -147,13 +147,14 @@ def epoch_order(fragments: Fragments, *, seed: int, epoch: int, block_bytes: int
         order = permutation(len(fragments), "rfstream.epoch", seed, epoch)
     else:
         order = np.arange(len(fragments), dtype=np.int64)
-    group = fragments.nbytes[order]
-    before = np.cumsum(group)
-    before -= group
-    np.floor_divide(before, block_bytes, out=group)
-    edges = np.concatenate([[0], np.flatnonzero(group[1:] != group[:-1]) + 1, [len(order)]]).astype(np.int64)
-    counts = np.diff(fragments.starts)[order]
-    in_block = np.add.reduceat(counts, edges[:-1])
+    # Two arrays serve every step: at tens of millions of fragments, fresh memory costs more than the arithmetic.
+    ordered = fragments.nbytes[order]
+    work = np.cumsum(ordered)
+    work -= ordered
+    work //= block_bytes
+    edges = np.concatenate([[0], np.flatnonzero(work[1:] != work[:-1]) + 1, [len(order)]]).astype(np.int64)
+    counts = np.subtract(fragments.starts[1:], fragments.starts[:-1], out=work)
+    in_block = np.add.reduceat(np.take(counts, order, out=ordered, mode="clip"), edges[:-1])
     starts = np.concatenate([[0], np.cumsum(in_block)]).astype(np.int64)
     return EpochOrder(fragments, seed, epoch, shuffle, order, edges, starts)
 

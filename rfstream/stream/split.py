@@ -17,6 +17,8 @@ import pyarrow as pa
 import ray
 import torch.distributed as dist
 from ray.data import DataIterator
+from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
+from ray.data._internal.stats import get_or_create_stats_actor
 
 from rfstream.config import Config
 from rfstream.errors import RFStreamError, StreamError
@@ -27,6 +29,10 @@ from rfstream.stream.pipeline import PREFETCHED, Pipeline
 
 def open_splits(pipeline: Pipeline, start: Position) -> list[DataIterator]:
     """Start an execution at ``start``; one iterator a rank, batch m going to iterator m % W."""
+    # Ray Data's two helper actors of a cluster, which the split's coordinator would ask for only after its own imports:
+    # asked for now, theirs run beside those, and the first batch comes a second sooner.
+    get_or_create_stats_actor()
+    get_or_create_autoscaling_coordinator()
     splits: list[DataIterator] = pipeline.training(start).streaming_split(pipeline.plan.windows.world_size, equal=False)
     return splits
 
