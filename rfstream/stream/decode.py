@@ -20,7 +20,7 @@ from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
-from rfstream.stream.image import decode_rgb
+from rfstream.stream.image import decode_rgb, to_planes
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
@@ -141,10 +141,7 @@ def _collate(decoded: Sequence[_Decoded], multiple: int) -> dict[str, npt.NDArra
     height, width = (-(-max(d.image.shape[axis] for d in decoded) // multiple) * multiple for axis in (0, 1))
     images = np.empty((len(decoded), 3, height, width), dtype=np.uint8)
     for frame, d in zip(images, decoded, strict=True):
-        h, w = d.image.shape[:2]
-        frame[:, :h, :w] = d.image.transpose(2, 0, 1)
-        frame[:, h:] = 0
-        frame[:, :h, w:] = 0
+        to_planes(d.image, frame)
     arrays: dict[str, npt.NDArray[Any]] = {
         "images": images,
         "sizes": np.array([d.image.shape[:2] for d in decoded], dtype=np.int64),

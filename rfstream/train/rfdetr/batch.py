@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 from rfdetr.datasets.transforms import Normalize
 from rfdetr.utilities.tensors import NestedTensor, PackedTargets
@@ -61,9 +64,9 @@ class RFDETRBatch:
         The same bits as RF-DETR makes of each image before it pads.
         """
         height, width = self.images.shape[-2:]
-        images = _TO_FLOAT(self.images)
-        if self.normalize:
-            images, _ = _NORMALIZE(images)
+        images = (
+            _from_table(self.images, self.normalize) if self.images.is_cpu else _floats(self.images, self.normalize)
+        )
         no_padding = bool((self.sizes == torch.tensor([height, width])).all())
         mask = torch.zeros((len(images), height, width), dtype=torch.bool, device=images.device)
         if not no_padding:
@@ -113,6 +116,30 @@ def rfdetr_batch_of(wire: WireBatch, *, step: int, window_end: bool, normalize: 
         window_end=window_end,
         normalize=normalize,
     )
+
+
+def _floats(images: Tensor, normalize: bool) -> Tensor:
+    """RF-DETR's arithmetic on uint8 (B, 3, H, W)."""
+    scaled: Tensor = _TO_FLOAT(images)
+    return _NORMALIZE(scaled)[0] if normalize else scaled
+
+
+@cache
+def _table(normalize: bool) -> npt.NDArray[np.float32]:
+    """What :func:`_floats` makes of each of the 256 values in each channel, float32 (3, 256)."""
+    values = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+    table: npt.NDArray[np.float32] = _floats(values[None], normalize)[0, :, 0].numpy()
+    return table
+
+
+def _from_table(images: Tensor, normalize: bool) -> Tensor:
+    """:func:`_floats` on the CPU, in one pass instead of four: the same bits for an eighth of the time."""
+    source, table = images.numpy(), _table(normalize)
+    floats = np.empty(source.shape, dtype=np.float32)  # NumPy's memory comes in huge pages, torch's does not
+    for image, out in zip(source, floats, strict=True):
+        for plane, values, result in zip(image, table, out, strict=True):
+            cv2.LUT(plane, values, result)
+    return torch.from_numpy(floats)
 
 
 def _bits(packed: Tensor, first: int, last: int) -> Tensor:

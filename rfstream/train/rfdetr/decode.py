@@ -13,6 +13,7 @@ from torch import Tensor
 from rfstream.dataset.tar import EncodedSample
 from rfstream.plan.keys import sample_key
 from rfstream.stream.decode import sample_error
+from rfstream.stream.image import to_planes
 from rfstream.stream.targets import parse_sidecar
 from rfstream.stream.wire import WireBatch
 from rfstream.train.rfdetr.settings import Settings
@@ -40,14 +41,19 @@ class RFDETRDecoder:
     def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
         """See :class:`rfstream.stream.decode.BatchDecoder`."""
         pairs = [self._sample(s, sample_key(self._seed, epoch, first_position + i)) for i, s in enumerate(samples)]
-        nested, targets = self._collate(pairs)
+        # RF-DETR says how large the batch is and how targets are packed; pixels are written once, by us.
+        nested, targets = self._collate([(pixels[:0], target) for pixels, target in pairs])
+        images = np.empty((len(pairs), 3, *nested.tensors.shape[2:]), dtype=np.uint8)
+        for frame, (pixels, _) in zip(images, pairs, strict=True):
+            to_planes(pixels.permute(1, 2, 0).contiguous().numpy(), frame)
         arrays: dict[str, npt.NDArray[Any]] = {
-            "images": nested.tensors.numpy(),
+            "images": images,
             "sizes": np.array([pixels.shape[1:] for pixels, _ in pairs], dtype=np.int64),
         }
         assert isinstance(targets, PackedTargets)  # RF-DETR leaves unpacked what differs in fields or dtypes
+        unpacked = list(targets)
         for name, flat in targets.fields.items():
-            shapes = [tuple(target[name].shape) for target in targets]
+            shapes = [tuple(target[name].shape) for target in unpacked]
             arrays[SHAPE + name] = np.array(shapes, dtype=np.int64)
             arrays[FIELD + name] = np.packbits(flat.numpy()) if name == "masks" else flat.numpy()
         return WireBatch(epoch, batch, [s.key for s in samples], arrays)
