@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 import rfstream
 from rfstream.dataset.index import read_index
 from rfstream.dataset.tar import TarReader
+from rfstream.stream.decode import BatchDecoder
 from rfstream.train.rfdetr.batch import rfdetr_batch_of
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
@@ -48,7 +49,7 @@ def main(source: str, batch_size: int = 8) -> None:
         index = read_index(str(Path(folder) / "pack"), "val")
         spec = RFDETRSpec(Settings.of(model, train).to_json(), "val", 0, tuple(index.label_of().items()))
         samples = TarReader(index.path, "val", index.digest).read(np.arange(batch_size))
-        wire = spec.build().batch(samples, 0, 0, 0)
+        wire = BatchDecoder.of(spec).batch(samples, 0, 0, 0)
     batch = rfdetr_batch_of(wire, step=0, window_end=False, normalize=True)
     ids = [int(target["image_id"]) for target in batch.targets()]
     nested, targets = stock._collate_fn([dataset[dataset.ids.index(number)] for number in ids])

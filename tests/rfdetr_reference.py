@@ -16,6 +16,7 @@ from rfstream.dataset.publish import describe_pack, publish, staging
 from rfstream.dataset.shards import write_shard
 from rfstream.dataset.tar import TarReader
 from rfstream.plan.keys import key_of, sample_key
+from rfstream.stream.decode import BatchDecoder
 from rfstream.stream.wire import from_row, to_row
 
 SEED, EPOCH, BATCH = 5, 3, 4
@@ -98,7 +99,7 @@ def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[
     reader = TarReader(str(pack), role, index.digest)
     labels = labels_of(space, model)
     settings = Settings.of(model, train)
-    decoder = RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())).build()
+    decoder = BatchDecoder.of(RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())))
     for number, first in enumerate(range(0, min(count, index.num_samples), BATCH)):
         rows = np.arange(first, min(first + BATCH, count, index.num_samples))
         wire = from_row(to_row(decoder.batch(reader.read(rows), EPOCH, number, first)))

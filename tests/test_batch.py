@@ -16,7 +16,7 @@ from rfstream.config import CpuTransform
 from rfstream.dataset.tar import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.stream.augment import build_transform
-from rfstream.stream.decode import DetectionDecoder, DetectionSpec
+from rfstream.stream.decode import BatchDecoder, DetectionSpec
 from rfstream.stream.targets import targets_of
 from rfstream.stream.wire import from_row, to_row
 
@@ -45,7 +45,7 @@ def sample(key: str, size: tuple[int, int], boxes: list[list[float]], **fields: 
 
 
 def batch_from(samples: list[EncodedSample], **changes: Any) -> Batch:
-    row = to_row(DetectionDecoder(spec(**changes)).batch(samples, 2, 5, 10))
+    row = to_row(BatchDecoder.of(spec(**changes)).batch(samples, 2, 5, 10))
     assert row.num_rows == 1
     return batch_of(from_row(row), step=5, window_end=True)
 
@@ -82,9 +82,9 @@ def test_targets_are_views_of_flat_buffers() -> None:
 
 
 def test_the_number_of_buffers_does_not_grow_with_the_batch() -> None:
-    one = to_row(DetectionDecoder(spec()).batch([sample("1", (8, 8), [[1, 1, 2, 2]])], 0, 0, 0))
+    one = to_row(BatchDecoder.of(spec()).batch([sample("1", (8, 8), [[1, 1, 2, 2]])], 0, 0, 0))
     many = to_row(
-        DetectionDecoder(spec()).batch([sample(str(i), (8, 8), [[1, 1, 2, 2]] * 9) for i in range(64)], 0, 0, 0)
+        BatchDecoder.of(spec()).batch([sample(str(i), (8, 8), [[1, 1, 2, 2]] * 9) for i in range(64)], 0, 0, 0)
     )
     assert one.column_names == many.column_names
     assert len(one.column_names) <= 10
@@ -141,29 +141,29 @@ def test_boxes_are_clipped_and_empty_ones_left_out() -> None:
 def test_a_bad_annotation_is_named_with_shard_key_and_file(change: dict[str, Any], message: str) -> None:
     bad = sample("4", (10, 20), [[1, 2, 3, 4]], **change)
     with pytest.raises(SampleError, match=rf"shard train-0-000000.tar, key 4 \(file 4.png\): .*{message}"):
-        DetectionDecoder(spec(masks=True)).batch([bad], 0, 0, 0)
+        BatchDecoder.of(spec(masks=True)).batch([bad], 0, 0, 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff\xe0 broken"])
 def test_a_bad_image_is_named_with_shard_key_and_file(data: bytes) -> None:
     good = sample("4", (10, 20), [])
     with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4 \(file 4.png\): .*pack again"):
-        DetectionDecoder(spec()).batch([EncodedSample(good.shard, good.key, data, good.sidecar)], 0, 0, 0)
+        BatchDecoder.of(spec()).batch([EncodedSample(good.shard, good.key, data, good.sidecar)], 0, 0, 0)
 
 
 @pytest.mark.parametrize("sidecar", [b"{", b"[]", b'{"annotations": 3}'])
 def test_a_bad_sidecar_is_named_with_shard_and_key(sidecar: bytes) -> None:
     good = sample("4", (10, 20), [])
     with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4: the annotations"):
-        DetectionDecoder(spec()).batch([EncodedSample(good.shard, good.key, good.image, sidecar)], 0, 0, 0)
+        BatchDecoder.of(spec()).batch([EncodedSample(good.shard, good.key, good.image, sidecar)], 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["crop_flip_jitter", "noise"])
 def test_augmentation_depends_on_the_position_alone(name: str) -> None:
     cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
     samples = [sample(str(i), (300, 280), [[10, 20, 100, 120]]) for i in range(3)]
-    first = DetectionDecoder(spec(transform=cpu)).batch(samples, 1, 0, 30).arrays["images"]
-    decoder = DetectionDecoder(spec(transform=cpu))
+    first = BatchDecoder.of(spec(transform=cpu)).batch(samples, 1, 0, 30).arrays["images"]
+    decoder = BatchDecoder.of(spec(transform=cpu))
     decoder.batch(samples[::-1], 5, 0, 99)  # whatever ran before
     again = decoder.batch(samples[1:], 1, 0, 31).arrays["images"]
     assert np.array_equal(first[1:], again)
@@ -223,11 +223,11 @@ def test_pinning_and_moving_keep_everything() -> None:
 def test_a_transform_that_fails_names_the_sample(name: str, message: str) -> None:
     cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
     with pytest.raises(ConfigError, match=rf"augment.cpu fails on shard .*, key 4 \(file 4.png\): .*{message}"):
-        DetectionDecoder(spec(transform=cpu)).batch([sample("4", (10, 20), [])], 0, 0, 0)
+        BatchDecoder.of(spec(transform=cpu)).batch([sample("4", (10, 20), [])], 0, 0, 0)
 
 
 def test_a_composes_own_probability_is_kept() -> None:
     cpu = CpuTransform(transform="tests.augmentations:never").model_dump_json()
     samples = [sample("4", (10, 20), [[1, 2, 3, 4]])]
-    plain, left = (DetectionDecoder(spec(transform=t)).batch(samples, 0, 0, 0).arrays["images"] for t in ("", cpu))
+    plain, left = (BatchDecoder.of(spec(transform=t)).batch(samples, 0, 0, 0).arrays["images"] for t in ("", cpu))
     assert np.array_equal(plain, left)

@@ -32,7 +32,7 @@ from rfstream.dataset.tar import EncodedSample, TarReader
 from rfstream.errors import ConfigError, RFStreamError, StateError
 from rfstream.plan.position import Position, position_of, state_of
 from rfstream.plan.windows import Windows
-from rfstream.stream.decode import DetectionSpec
+from rfstream.stream.decode import BatchDecoder, DetectionSpec
 from rfstream.stream.segmentation import decompress, mask_of
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.tools.check import check
@@ -103,7 +103,7 @@ def read_all(path: str) -> list[EncodedSample]:
     labels = tuple(index.label_of().items())
     assert len(index.class_names()) <= 10**6
     samples = TarReader(path, "train", index.digest).read(np.arange(min(index.num_samples, SAMPLES)))
-    decoder = DetectionSpec(0, labels, "", "", True, 1).build()
+    decoder = BatchDecoder.of(DetectionSpec(0, labels, "", "", True, 1))
     for sample in samples:
         wire = decoder.batch([sample], 0, 0, 0)
         assert wire.arrays["images"].shape[0] == 1
@@ -403,7 +403,7 @@ def test_samples(image_id: Any, name: Any, given_annotations: list[Any]) -> None
     buffer = io.BytesIO()
     Image.new("RGB", (WIDTH, HEIGHT)).save(buffer, "PNG")
     sidecar = json.dumps({"image_id": image_id, "file_name": name, "annotations": given_annotations}).encode()
-    decoder = DetectionSpec(0, tuple(LABELS.items()), "", "", True, 1).build()
+    decoder = BatchDecoder.of(DetectionSpec(0, tuple(LABELS.items()), "", "", True, 1))
     survives(lambda: decoder.batch([EncodedSample("a.tar", "0", buffer.getvalue(), sidecar)], 0, 0, 0))
 
 
@@ -413,7 +413,7 @@ def test_images(changes: list[tuple[str, float, bytes]], kind: str) -> None:
     buffer = io.BytesIO()
     Image.linear_gradient("L").resize((WIDTH, HEIGHT)).convert("RGB").save(buffer, kind)
     data = mutate(buffer.getvalue(), changes)
-    decoder = DetectionSpec(0, (), "", "", True, 1).build()
+    decoder = BatchDecoder.of(DetectionSpec(0, (), "", "", True, 1))
     sidecar = b'{"image_id": 1, "file_name": "a", "annotations": []}'
     decodes = survives(lambda: decoder.batch([EncodedSample("a.tar", "0", data, sidecar)], 0, 0, 0))
     traits = {name for name, _ in check_image(data, "a.png", (WIDTH, HEIGHT))}

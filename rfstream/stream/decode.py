@@ -1,7 +1,8 @@
 """``decode``: encoded samples -> one batch in NumPy arrays. Runs in the actor pool, and in evaluation's tasks.
 
-What travels with a task is a :class:`DecodeSpec`; each process builds its :class:`BatchDecoder` once. The one here
-decodes COCO-style detection samples; an adapter to a framework brings a spec of its own.
+What travels with a task is a :class:`DecodeSpec`; each process builds its decoder once. :class:`BatchDecoder` is the
+same for all; the spec's :class:`SampleDecoder` knows the samples. The one here decodes COCO-style detection samples;
+an adapter to a framework brings a spec of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +25,24 @@ from rfstream.stream.image import decode_rgb, to_planes
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
+S = TypeVar("S")
 
-class BatchDecoder(Protocol):
-    """Turns encoded samples into batches. Holds no state that one batch could leave behind for another."""
 
-    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
-        """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
+class SampleDecoder(Protocol[S]):
+    """Turns encoded samples into decoded ones, and these into a batch. Holds no state that one sample could leave
+    behind for another."""
+
+    def sample(self, sample: EncodedSample, key: int) -> S:
+        """``sample`` decoded, and augmented with the 64-bit ``key``.
 
         Raises:
-            SampleError: naming shard, key, file and reason.
+            SampleError: naming shard, key, file and reason, if it can't be decoded.
+            ConfigError: if a user's transform fails on it.
         """
+        ...
+
+    def collate(self, decoded: Sequence[S]) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a :class:`WireBatch`."""
         ...
 
 
@@ -42,13 +51,50 @@ class DecodeSpec(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def build(self) -> BatchDecoder:
+    @property
+    def seed(self) -> int:
+        """Seed of augmentation."""
+        ...
+
+    def build(self) -> SampleDecoder[Any]:
         """A decoder for this process."""
         ...
 
     def fingerprint(self) -> Fingerprint:
         """What must be equal for equal samples to give equal pixels and targets."""
         ...
+
+
+class BatchDecoder(Generic[S]):
+    """Turns encoded samples into batches."""
+
+    def __init__(self, decoder: SampleDecoder[S], seed: int) -> None:
+        self._decoder = decoder
+        self._seed = seed
+
+    @staticmethod
+    def of(spec: DecodeSpec) -> BatchDecoder[Any]:
+        """A decoder of batches for this process."""
+        return BatchDecoder(spec.build(), spec.seed)
+
+    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+        """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
+
+        Raises:
+            SampleError: naming shard, key, file and reason.
+            ConfigError: if a user's transform fails.
+        """
+        decoded = [
+            self._decoder.sample(sample, sample_key(self._seed, epoch, position))
+            for position, sample in enumerate(samples, start=first_position)
+        ]
+        return WireBatch(epoch, batch, [sample.key for sample in samples], self._decoder.collate(decoded))
+
+
+@lru_cache(maxsize=8)
+def decoder_of(spec: DecodeSpec) -> BatchDecoder[Any]:
+    """This process's decoder for ``spec``: built once, whichever task comes first."""
+    return BatchDecoder.of(spec)
 
 
 @dataclass(frozen=True)
@@ -81,7 +127,7 @@ class _Decoded:
 
 
 class DetectionDecoder:
-    """Decodes, augments and collates batches. See :class:`BatchDecoder`."""
+    """Decodes, augments and collates detection samples. See :class:`SampleDecoder`."""
 
     def __init__(self, spec: DetectionSpec) -> None:
         config = CpuTransform.model_validate_json(spec.transform) if spec.transform else None
@@ -89,12 +135,8 @@ class DetectionDecoder:
         self._labels = dict(spec.labels)
         self._spec = spec
 
-    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
-        """See :class:`BatchDecoder`."""
-        decoded = [self._sample(s, epoch, first_position + i) for i, s in enumerate(samples)]
-        return WireBatch(epoch, batch, [s.key for s in samples], _collate(decoded, self._spec.pad_multiple))
-
-    def _sample(self, sample: EncodedSample, epoch: int, position: int) -> _Decoded:
+    def sample(self, sample: EncodedSample, key: int) -> _Decoded:
+        """See :class:`SampleDecoder`."""
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
@@ -104,12 +146,32 @@ class DetectionDecoder:
             raise sample_error(sample, name, error) from error
         orig_size = (image.shape[0], image.shape[1])
         try:
-            image, target = self._transform(image, target, sample_key(self._spec.seed, epoch, position))
+            image, target = self._transform(image, target, key)
             _check_transformed(image, target)
         except Exception as error:  # a user's transform raises what it likes
             where = f"{self._spec.transform_key} fails on shard {sample.shard}, key {sample.key} (file {name})"
             raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
         return _Decoded(image, target, image_id, orig_size)
+
+    def collate(self, decoded: Sequence[_Decoded]) -> dict[str, npt.NDArray[Any]]:
+        """Pad images at the bottom and right with zeros to a common size; lay target fields end to end."""
+        multiple = self._spec.pad_multiple
+        height, width = (-(-max(d.image.shape[axis] for d in decoded) // multiple) * multiple for axis in (0, 1))
+        images = np.empty((len(decoded), 3, height, width), dtype=np.uint8)
+        for frame, d in zip(images, decoded, strict=True):
+            to_planes(d.image, frame)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "images": images,
+            "sizes": np.array([d.image.shape[:2] for d in decoded], dtype=np.int64),
+            "orig_sizes": np.array([d.orig_size for d in decoded], dtype=np.int64),
+            "image_ids": np.array([d.image_id for d in decoded], dtype=np.int64),
+            "offsets": np.cumsum([0, *(len(d.target["boxes"]) for d in decoded)], dtype=np.int64),
+        }
+        fields = [name for name in decoded[0].target if name != "masks"]
+        arrays |= {name: np.concatenate([d.target[name] for d in decoded]) for name in fields}
+        if "masks" in decoded[0].target:
+            arrays["masks"] = np.concatenate([_pack_masks(d.target["masks"], height, width) for d in decoded])
+        return arrays
 
 
 def _check_transformed(image: Image, target: Target) -> None:
@@ -128,32 +190,6 @@ def sample_error(sample: EncodedSample, name: str, error: BaseException) -> Samp
     """The error for a sample that can't be decoded; ``name`` is its file name, as far as it is known."""
     where = f"shard {sample.shard}, key {sample.key}" + (f" (file {name})" if name else "")
     return SampleError(f"{where}: {error}; repair or remove the file and pack again")
-
-
-@lru_cache(maxsize=8)
-def decoder_of(spec: DecodeSpec) -> BatchDecoder:
-    """This process's decoder for ``spec``: built once, whichever task comes first."""
-    return spec.build()
-
-
-def _collate(decoded: Sequence[_Decoded], multiple: int) -> dict[str, npt.NDArray[Any]]:
-    """Pad images at the bottom and right with zeros to a common size; lay target fields end to end."""
-    height, width = (-(-max(d.image.shape[axis] for d in decoded) // multiple) * multiple for axis in (0, 1))
-    images = np.empty((len(decoded), 3, height, width), dtype=np.uint8)
-    for frame, d in zip(images, decoded, strict=True):
-        to_planes(d.image, frame)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "images": images,
-        "sizes": np.array([d.image.shape[:2] for d in decoded], dtype=np.int64),
-        "orig_sizes": np.array([d.orig_size for d in decoded], dtype=np.int64),
-        "image_ids": np.array([d.image_id for d in decoded], dtype=np.int64),
-        "offsets": np.cumsum([0, *(len(d.target["boxes"]) for d in decoded)], dtype=np.int64),
-    }
-    fields = [name for name in decoded[0].target if name != "masks"]
-    arrays |= {name: np.concatenate([d.target[name] for d in decoded]) for name in fields}
-    if "masks" in decoded[0].target:
-        arrays["masks"] = np.concatenate([_pack_masks(d.target["masks"], height, width) for d in decoded])
-    return arrays
 
 
 def _pack_masks(masks: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:

@@ -11,11 +11,9 @@ from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 from torch import Tensor
 
 from rfstream.dataset.tar import EncodedSample
-from rfstream.plan.keys import sample_key
 from rfstream.stream.decode import sample_error
 from rfstream.stream.image import to_planes
 from rfstream.stream.targets import parse_sidecar
-from rfstream.stream.wire import WireBatch
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
 from rfstream.train.rfdetr.transform import RFDETRTransform
@@ -25,11 +23,10 @@ FIELD, SHAPE = "target:", "shape:"
 
 
 class RFDETRDecoder:
-    """Decodes, augments and collates batches. See :class:`rfstream.stream.decode.BatchDecoder`."""
+    """Decodes, augments and collates RF-DETR's samples. See :class:`rfstream.stream.decode.SampleDecoder`."""
 
     def __init__(self, spec: RFDETRSpec) -> None:
         settings = Settings.from_json(spec.settings)
-        self._seed = spec.seed
         labels = None if spec.labels is None else dict(spec.labels)
         self._transform = RFDETRTransform.of(settings, spec.split, labels)
         self._collate = make_collate_fn(
@@ -38,27 +35,8 @@ class RFDETRDecoder:
             pad_targets_to=settings.pad_targets_to if spec.split == "train" else None,
         )
 
-    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
-        """See :class:`rfstream.stream.decode.BatchDecoder`."""
-        pairs = [self._sample(s, sample_key(self._seed, epoch, first_position + i)) for i, s in enumerate(samples)]
-        # RF-DETR says how large the batch is and how targets are packed; pixels are written once, by us.
-        nested, targets = self._collate([(pixels[:0], target) for pixels, target in pairs])
-        images = np.empty((len(pairs), 3, *nested.tensors.shape[2:]), dtype=np.uint8)
-        for frame, (pixels, _) in zip(images, pairs, strict=True):
-            to_planes(pixels.permute(1, 2, 0).contiguous().numpy(), frame)
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "images": images,
-            "sizes": np.array([pixels.shape[1:] for pixels, _ in pairs], dtype=np.int64),
-        }
-        assert isinstance(targets, PackedTargets)  # RF-DETR leaves unpacked what differs in fields or dtypes
-        unpacked = list(targets)
-        for name, flat in targets.fields.items():
-            shapes = [tuple(target[name].shape) for target in unpacked]
-            arrays[SHAPE + name] = np.array(shapes, dtype=np.int64)
-            arrays[FIELD + name] = np.packbits(flat.numpy()) if name == "masks" else flat.numpy()
-        return WireBatch(epoch, batch, [s.key for s in samples], arrays)
-
-    def _sample(self, sample: EncodedSample, key: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def sample(self, sample: EncodedSample, key: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`rfstream.stream.decode.SampleDecoder`."""
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
@@ -66,3 +44,22 @@ class RFDETRDecoder:
         except Exception as error:  # Pillow and RF-DETR raise many kinds for what they can't read
             raise sample_error(sample, name, error) from error
         return self._transform(image, target, key)
+
+    def collate(self, decoded: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> dict[str, npt.NDArray[Any]]:
+        """What RF-DETR's own collation makes of them, with targets packed."""
+        # RF-DETR says how large the batch is and how targets are packed; pixels are written once, by us.
+        nested, targets = self._collate([(pixels[:0], target) for pixels, target in decoded])
+        images = np.empty((len(decoded), 3, *nested.tensors.shape[2:]), dtype=np.uint8)
+        for frame, (pixels, _) in zip(images, decoded, strict=True):
+            to_planes(pixels.permute(1, 2, 0).contiguous().numpy(), frame)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "images": images,
+            "sizes": np.array([pixels.shape[1:] for pixels, _ in decoded], dtype=np.int64),
+        }
+        assert isinstance(targets, PackedTargets)  # RF-DETR leaves unpacked what differs in fields or dtypes
+        unpacked = list(targets)
+        for name, flat in targets.fields.items():
+            shapes = [tuple(target[name].shape) for target in unpacked]
+            arrays[SHAPE + name] = np.array(shapes, dtype=np.int64)
+            arrays[FIELD + name] = np.packbits(flat.numpy()) if name == "masks" else flat.numpy()
+        return arrays

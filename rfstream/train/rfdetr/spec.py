@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rfstream.plan.position import Fingerprint
-from rfstream.stream.decode import BatchDecoder
+from rfstream.stream.decode import SampleDecoder
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class RFDETRSpec:
     seed: int
     labels: tuple[tuple[int, int], ...] | None
 
-    def build(self) -> BatchDecoder:
+    def build(self) -> SampleDecoder[Any]:
         """A decoder for this process, which computes on one thread from then on: an actor has one CPU."""
         import torch
 
