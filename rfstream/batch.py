@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rfstream import recycle
 from rfstream.stream.wire import WireBatch
 
 _FRAME_FIELDS = ("images", "sizes", "orig_sizes", "image_ids", "offsets")
@@ -117,8 +118,8 @@ def unpack_masks(packed: Tensor, height: int, width: int) -> Tensor:
 
 def batch_of(wire: WireBatch, *, step: int, window_end: bool) -> Batch:
     """Copy a batch off the wire once, into tensors of its own: a view of shared memory must not leave the loader."""
-    tensors = {name: torch.from_numpy(np.array(values)) for name, values in wire.arrays.items()}
-    images = tensors["images"]
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in wire.arrays.items() if name != "images"}
+    images = torch.from_numpy(recycle.copied(wire.arrays["images"]))
     flat = {name: values for name, values in tensors.items() if name not in _FRAME_FIELDS}
     return Batch(
         images=images,

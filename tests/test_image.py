@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rfstream.stream.image import decode_rgb
+from rfstream.stream.image import decode_rgb, pixels_of, to_planes
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ico", ".mpo"}
 
@@ -59,3 +59,12 @@ def test_a_decompression_bomb_is_refused_on_the_fast_path_too(monkeypatch: pytes
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(Image.DecompressionBombError):
         decode_rgb(buffer.getvalue())
+
+
+@pytest.mark.parametrize("size", [(7, 10), (3000, 2000)], ids=["one piece", "several pieces"])
+def test_planes_are_the_pixels_of_an_image_with_zeros_around_them(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    frame = np.full((3, size[0] + 2, size[1] + 3), 255, dtype=np.uint8)
+    to_planes(pixels_of(Image.fromarray(pixels)), frame)
+    assert np.array_equal(frame[:, : size[0], : size[1]], pixels.transpose(2, 0, 1))
+    assert not frame[:, size[0] :].any() and not frame[:, :, size[1] :].any()

@@ -15,6 +15,7 @@ from rfdetr.utilities.tensors import NestedTensor, PackedTargets
 from torch import Tensor
 from torchvision.transforms.v2 import ToDtype
 
+from rfstream import recycle
 from rfstream.stream.wire import WireBatch
 from rfstream.train.rfdetr.decode import FIELD, SHAPE
 
@@ -106,7 +107,7 @@ def rfdetr_batch_of(wire: WireBatch, *, step: int, window_end: bool, normalize: 
     arrays = wire.arrays
     names = [name.removeprefix(FIELD) for name in arrays if name.startswith(FIELD)]
     return RFDETRBatch(
-        images=torch.from_numpy(np.array(arrays["images"])),
+        images=torch.from_numpy(recycle.copied(arrays["images"])),
         sizes=torch.from_numpy(np.array(arrays["sizes"])),
         flat={name: torch.from_numpy(np.array(arrays[FIELD + name])) for name in names},
         shapes={name: arrays[SHAPE + name].tolist() for name in names},
@@ -135,7 +136,7 @@ def _table(normalize: bool) -> npt.NDArray[np.float32]:
 def _from_table(images: Tensor, normalize: bool) -> Tensor:
     """:func:`_floats` on the CPU, in one pass instead of four: the same bits for an eighth of the time."""
     source, table = images.numpy(), _table(normalize)
-    floats = np.empty(source.shape, dtype=np.float32)  # NumPy's memory comes in huge pages, torch's does not
+    floats = recycle.empty(source.shape, np.float32)
     for image, out in zip(source, floats, strict=True):
         for plane, values, result in zip(image, table, out, strict=True):
             cv2.LUT(plane, values, result)

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
-from torch import Tensor
 
 from rfstream.dataset.tar import EncodedSample
 from rfstream.stream.decode import sample_error
-from rfstream.stream.image import to_planes
+from rfstream.stream.image import pixels_of, to_planes
 from rfstream.stream.targets import parse_sidecar
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
-from rfstream.train.rfdetr.transform import RFDETRTransform
+from rfstream.train.rfdetr.transform import RFDETRTransform, Target
 
 FIELD, SHAPE = "target:", "shape:"
 """Prefixes of a target field's flat array and of its shapes, int64 (B, dimensions), among a wire batch's arrays."""
@@ -35,7 +35,7 @@ class RFDETRDecoder:
             pad_targets_to=settings.pad_targets_to if spec.split == "train" else None,
         )
 
-    def sample(self, sample: EncodedSample, key: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def sample(self, sample: EncodedSample, key: int) -> tuple[Any, Target]:
         """See :class:`rfstream.stream.decode.SampleDecoder`."""
         name = ""
         try:
@@ -43,19 +43,18 @@ class RFDETRDecoder:
             image, target = self._transform.decode(sample.image, image_id, annotations)
         except Exception as error:  # Pillow and RF-DETR raise many kinds for what they can't read
             raise sample_error(sample, name, error) from error
-        return self._transform(image, target, key)
+        return self._transform.augment(image, target, key)
 
-    def collate(self, decoded: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> dict[str, npt.NDArray[Any]]:
+    def collate(self, decoded: Sequence[tuple[Any, Target]]) -> dict[str, npt.NDArray[Any]]:
         """What RF-DETR's own collation makes of them, with targets packed."""
         # RF-DETR says how large the batch is and how targets are packed; pixels are written once, by us.
-        nested, targets = self._collate([(pixels[:0], target) for pixels, target in decoded])
+        sizes = [(image.height, image.width) for image, _ in decoded]
+        empty = [torch.empty(0, *size) for size in sizes]
+        nested, targets = self._collate([(pixels, target) for pixels, (_, target) in zip(empty, decoded, strict=True)])
         images = np.empty((len(decoded), 3, *nested.tensors.shape[2:]), dtype=np.uint8)
-        for frame, (pixels, _) in zip(images, decoded, strict=True):
-            to_planes(pixels.permute(1, 2, 0).contiguous().numpy(), frame)
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "images": images,
-            "sizes": np.array([pixels.shape[1:] for pixels, _ in decoded], dtype=np.int64),
-        }
+        for frame, (image, _) in zip(images, decoded, strict=True):
+            to_planes(pixels_of(image), frame)
+        arrays: dict[str, npt.NDArray[Any]] = {"images": images, "sizes": np.array(sizes, dtype=np.int64)}
         assert isinstance(targets, PackedTargets)  # RF-DETR leaves unpacked what differs in fields or dtypes
         unpacked = list(targets)
         for name, flat in targets.fields.items():

@@ -24,6 +24,8 @@ from torchvision.transforms.v2 import ToImage
 from rfstream.plan.keys import key_of
 from rfstream.train.rfdetr.settings import Settings
 
+_TO_IMAGE = ToImage()
+
 Target = dict[str, Tensor]
 """RF-DETR's target of one image: boxes float32 (n, 4), labels int64 (n,), area float32 (n,), iscrowd int64 (n,),
 image_id int64 (1,), orig_size and size int64 (2,); masks bool (n, H, W) and keypoints float32 (n, K, 3) where the model
@@ -64,7 +66,7 @@ class RFDETRTransform:
         image_set = "train" if split == "train" else "val"
         steps = _pipeline(settings, image_set)
         stop = next(i for i, step in enumerate(steps) if isinstance(step, ToImage))
-        self._steps = steps[: stop + 1]
+        self._steps = steps[:stop]
         self._relative = any(isinstance(step, Normalize) for step in steps[stop:])
         # Without channels: its arithmetic on boxes and keypoints, and none on pixels.
         self._normalize = Normalize(mean=(), std=())
@@ -101,17 +103,21 @@ class RFDETRTransform:
         return pair
 
     def __call__(self, image: Any, target: dict[str, Any], key: int) -> tuple[Tensor, Target]:
-        """Augment, resize: uint8 (3, H, W) and :data:`Target`, a function of the arguments alone.
+        """Augment, resize: uint8 (3, H, W) and :data:`Target`, a function of the arguments alone."""
+        image, target = self.augment(image, target, key)
+        return _TO_IMAGE(image).as_subclass(Tensor), target
+
+    def augment(self, image: Any, target: dict[str, Any], key: int) -> tuple[Any, Target]:
+        """The same, with the image still Pillow's.
 
         Every generator that RF-DETR's transforms draw from is seeded with ``key``, 64 bits.
         """
         self._seed(key)
         for step in self._steps:
-            image, target = (step(image), target) if isinstance(step, ToImage) else step(image, target)
-        pixels = image.as_subclass(Tensor)
+            image, target = step(image, target)
         if self._relative:
-            _, target = self._normalize(torch.empty(0, *pixels.shape[1:]), target)
-        return pixels, target
+            _, target = self._normalize(torch.empty(0, image.height, image.width), target)
+        return image, target
 
     def _seed(self, key: int) -> None:
         # Not torch.manual_seed: it also asks every accelerator, which takes longer than decoding a small image.
