@@ -59,8 +59,11 @@ def members(pack: SplitIndex) -> list[EncodedSample]:
     for shard in pack.shards:
         with tarfile.open(Path(pack.path) / shard) as tar:
             payload = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+            offset = {member.name: member.offset_data for member in tar}
         keys = sorted({name.split(".")[0] for name in payload})
-        samples += [EncodedSample(shard, key, payload[f"{key}.jpg"], payload[f"{key}.json"]) for key in keys]
+        samples += [
+            EncodedSample(shard, k, payload[f"{k}.jpg"], payload[f"{k}.json"], int(k), offset[f"{k}.jpg"]) for k in keys
+        ]
     return samples
 
 

@@ -27,12 +27,17 @@ _COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLA
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """One sample as it lies in its shard: ``image`` is the encoded file, ``sidecar`` the JSON member."""
+    """One sample as it lies in its shard: ``image`` is the encoded file, ``sidecar`` the JSON member.
+
+    ``row`` is its row in the index, ``offset`` the byte of the shard where the image begins.
+    """
 
     shard: str
     key: str
     image: bytes
     sidecar: bytes
+    row: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class _Place:
     """Where one sample lies; ``slot`` is its place in the answer."""
 
     slot: int
+    row: int
     shard: int
     key: str
     image: tuple[int, int]
@@ -161,10 +167,10 @@ class TarReader:
         shards = np.searchsorted(first, rows, side="right") - 1
         inside = rows - first[shards]
         places = []
-        for slot, (shard, row) in enumerate(zip(shards.tolist(), inside.tolist(), strict=True)):
+        for slot, (row, shard, at) in enumerate(zip(rows.tolist(), shards.tolist(), inside.tolist(), strict=True)):
             table = self._rows_of(shard)
-            a, b, c, d = table.spans[row].tolist()
-            places.append(_Place(slot, shard, table.keys[row], (a, b), (c, d)))
+            a, b, c, d = table.spans[at].tolist()
+            places.append(_Place(slot, row, shard, table.keys[at], (a, b), (c, d)))
         return sorted(places, key=lambda place: (place.shard, place.start))
 
     def _fetch(self, groups: list[list[_Place]]) -> list[bytes]:
@@ -187,7 +193,7 @@ class TarReader:
                 f"{origin + len(data)}: it is truncated; copy or pack it again"
             )
         image, sidecar = (data[a - origin : b - origin] for a, b in (place.image, place.sidecar))
-        return EncodedSample(self._index.shards[place.shard], place.key, image, sidecar)
+        return EncodedSample(self._index.shards[place.shard], place.key, image, sidecar, place.row, place.image[0])
 
 
 def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
