@@ -190,6 +190,19 @@ def test_each_kind_is_raised_and_replaced(
     assert wire.bad[0][1].key == damaged.key
 
 
+def test_annotations_for_another_size_are_bad_but_not_for_rfdetr(
+    pack: SplitIndex, samples: list[EncodedSample]
+) -> None:
+    """RF-DETR trains on them with the file's own size, and so does what stands in for its loader."""
+    turned = replace(samples[3], width=480, height=640)
+    with pytest.raises(SampleError, match=r"the file has 640 x 480 pixels, and its annotations are for 480 x 640"):
+        BatchDecoder.of(detection(pack)).batch([turned], 0, 0, 0)
+    assert BatchDecoder.of(detection(pack)).batch([turned], 0, 0, 0, substitutes(pack)).keys != [turned.key]
+    assert BatchDecoder.of(rfdetr(pack)).batch([turned], 0, 0, 0, substitutes(pack)).keys == [turned.key]
+    unstated = replace(samples[3], width=None, height=None)
+    assert BatchDecoder.of(detection(pack)).batch([unstated], 0, 0, 0).keys == [unstated.key]
+
+
 @pytest.mark.parametrize(
     "segmentation",
     [{"size": [480, 640], "counts": "o"}, {"size": [10**5, 10**5], "counts": "04"}, [[0, 0, 1, 1, 1e30, 2]]],
@@ -368,6 +381,13 @@ def test_evaluation_and_the_default_stop_at_a_bad_sample(pack: SplitIndex, ray_s
         pytest.raises(StreamError, match=r"shard train-.* \(file .*repair or remove the file and pack again"),
     ):
         list(loader)
+
+
+def test_a_stopped_run_may_go_on_under_another_policy(pack: SplitIndex) -> None:
+    stopped = rfstream.ray_loader(stream(pack))
+    replacing = rfstream.ray_loader(stream(pack, on_bad_sample="replace"))
+    replacing.load_state_dict(stopped.state_at(1, 7))  # type: ignore[union-attr]
+    assert replacing.state_dict() == stopped.state_at(1, 7)  # type: ignore[union-attr]
 
 
 # The record of a rank

@@ -61,9 +61,9 @@ def members(pack: SplitIndex) -> list[EncodedSample]:
             payload = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
             offset = {member.name: member.offset_data for member in tar}
         keys = sorted({name.split(".")[0] for name in payload})
-        samples += [
-            EncodedSample(shard, k, payload[f"{k}.jpg"], payload[f"{k}.json"], int(k), offset[f"{k}.jpg"]) for k in keys
-        ]
+        for key in keys:
+            image, sidecar = payload[f"{key}.jpg"], payload[f"{key}.json"]
+            samples.append(EncodedSample(shard, key, image, sidecar, int(key), offset[f"{key}.jpg"], 640, 480))
     return samples
 
 

@@ -186,6 +186,7 @@ class DetectionDecoder:
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
             image = decode_rgb(sample.image, self._spec.max_pixels)
+            _check_stated(sample, image)
             target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
             raise bad_sample(sample, name, error) from error
@@ -217,6 +218,15 @@ class DetectionDecoder:
         if "masks" in decoded[0].target:
             arrays["masks"] = np.concatenate([_pack_masks(d.target["masks"], height, width) for d in decoded])
         return arrays
+
+
+def _check_stated(sample: EncodedSample, image: Image) -> None:
+    """Raise ValueError if the annotations are of an image of another size: their boxes would lie elsewhere."""
+    height, width = image.shape[:2]
+    if (sample.width or width, sample.height or height) != (width, height):
+        raise ValueError(
+            f"the file has {width} x {height} pixels, and its annotations are for {sample.width} x {sample.height}"
+        )
 
 
 def _check_transformed(image: Image, target: Target) -> None:

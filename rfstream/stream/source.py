@@ -151,7 +151,16 @@ def _read_evaluation(
         yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
 
 
-_PLACE = pa.struct([("shard", pa.string()), ("key", pa.string()), ("row", pa.int64()), ("offset", pa.int64())])
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+    ]
+)
 """What an encoded batch says of each sample beside its bytes."""
 
 
