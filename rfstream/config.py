@@ -241,9 +241,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(
             f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
         )
-    wrong = next((key for key in values if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong)}{_known(('',))}")
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong[0])}{_known(('',))}")
     for override in overrides:
         _apply(values, override)
     try:

@@ -491,6 +491,7 @@ def test_configurations(tmp_path_factory: pytest.TempPathFactory, changes: list[
 @given(text=st.text(st.sampled_from("ab:-[]{}&*!#|>'\"\n ,?0123456789.%@`~\t"), max_size=40))
 @example("data: 2024-13-45")
 @example("1: 2")
+@example("?")
 @example("data: !!int ''")
 @example("? [a]\n: b")
 @example("[" * 500)
