@@ -17,6 +17,9 @@ from rfstream.errors import ConfigError
 from rfstream.plan.windows import accumulation
 
 Positive = Annotated[int, Field(ge=1)]
+MAX_PIXELS = 178_956_970
+"""Where Pillow refuses an image as a decompression bomb by default; not read from Pillow, since RF-DETR raises its
+limit."""
 
 
 class _Section(BaseModel):
@@ -54,6 +57,13 @@ class StreamConfig(_Section):
     assembly: Literal["auto", "fused", "staged"] = "auto"
     """Read inside the decode actors (``fused``, for local bytes) or in read tasks before them (``staged``, for remote
     bytes); ``auto`` looks at the path."""
+    on_bad_sample: Literal["raise", "replace", "quarantine"] = "raise"
+    """What training does with a sample that can't be decoded: stop, take another in its place, or do that and report it
+    in ``quarantine``. Evaluation always stops."""
+    quarantine: Annotated[str, Field(min_length=1)] | None = None
+    """Folder or fsspec URL of the reports on bad samples, one Parquet file a rank."""
+    max_bad_rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
+    """Share of replaced samples past which training stops, once a rank has had a hundred samples."""
 
     @model_validator(mode="after")
     def _one_accumulation(self) -> StreamConfig:
@@ -62,6 +72,14 @@ class StreamConfig(_Section):
                 raise ValueError("set either grad_accum or global_batch, not both")
             if self.global_batch % self.batch_size:
                 raise ValueError(f"global_batch {self.global_batch} is not a multiple of batch_size {self.batch_size}")
+        return self
+
+    @model_validator(mode="after")
+    def _quarantine_has_a_place(self) -> StreamConfig:
+        if self.on_bad_sample == "quarantine" and self.quarantine is None:
+            raise ValueError("on_bad_sample: quarantine needs a folder or URL for its reports in quarantine")
+        if self.on_bad_sample != "quarantine" and self.quarantine is not None:
+            raise ValueError(f"quarantine is not written under on_bad_sample: {self.on_bad_sample}; leave it out")
         return self
 
     def accumulation(self, world_size: int) -> int:
@@ -91,6 +109,8 @@ class DecodeConfig(_Section):
     """Rasterise instance masks from the annotations' segmentation."""
     pad_multiple: Positive = 1
     """Pad each batch's height and width to a multiple of this."""
+    max_pixels: Positive = MAX_PIXELS
+    """An image whose header claims more is a bad sample, and is not decoded."""
     label_selector: dict[str, str] | None = None
     """Ray node labels that reads and decode need: ``{ray-subcluster: decode}`` keeps them off GPU nodes without it."""
 
@@ -221,9 +241,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(
             f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
         )
-    wrong = next((key for key in values if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong)}{_known(('',))}")
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong[0])}{_known(('',))}")
     for override in overrides:
         _apply(values, override)
     try:

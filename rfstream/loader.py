@@ -18,6 +18,7 @@ from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
 from rfstream.plan.windows import Windows, evaluation_batches
 from rfstream.stream.pipeline import Pipeline, build_pipeline
+from rfstream.stream.quarantine import BadSampleRecord
 from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, join_cluster, split_feed
 from rfstream.stream.wire import WireBatch, from_row
 
@@ -55,6 +56,7 @@ class RankLoader(Generic[B]):
         self.epoch = 0
         self._pipeline = pipeline
         self._hand_over = hand_over
+        self._bad_samples = BadSampleRecord(pipeline.config.stream, self.index.split, self.index.digest, rank)
         self._to_batch = to_batch
         self._feed: Feed | None = None
         self._feed_at = Position()
@@ -74,6 +76,7 @@ class RankLoader(Generic[B]):
             self._consumed = Position(start.epoch, step + 1)
             if step == len(self) - 1:  # now, since who counts batches never asks for one more
                 self.epoch = start.epoch + 1
+                self._bad_samples.write()
             yield batch
 
     def windows(self) -> Iterator[list[B]]:
@@ -129,10 +132,14 @@ class RankLoader(Generic[B]):
         }
 
     def close(self) -> None:
-        """End the execution and its thread. The loader can be iterated again; that starts a new one."""
+        """End the execution and its thread, and bring the report on bad samples up to date.
+
+        The loader can be iterated again; that starts a new execution.
+        """
         if self._feed is not None:
             self._feed.close()
             self._feed = None
+        self._bad_samples.write()
 
     def __enter__(self) -> RankLoader[B]:
         return self
@@ -149,19 +156,23 @@ class RankLoader(Generic[B]):
             row = self._feed.next(waiting_for) if self._feed is not None and self._feed_at == at else None
             if row is None:  # nothing runs, it runs elsewhere, or its epochs are over
                 row = self._open(at).next(waiting_for)
+            if row is None:
+                raise StreamError(f"{waiting_for}: the stream ended before it")
+            wire = from_row(row)
+            if (wire.epoch, wire.batch) != (at.epoch, number):
+                raise StreamError(
+                    f"{waiting_for}: the stream delivered batch {wire.batch} of epoch {wire.epoch} instead"
+                )
+            self._bad_samples.add(wire)
         except BaseException:
             self.close()  # a feed that failed has no more to give: the next iteration starts afresh
             raise
-        if row is None:
-            raise StreamError(f"{waiting_for}: the stream ended before it")
-        wire = from_row(row)
-        if (wire.epoch, wire.batch) != (at.epoch, number):
-            raise StreamError(f"{waiting_for}: the stream delivered batch {wire.batch} of epoch {wire.epoch} instead")
         self._feed_at = Position(at.epoch, at.batch + 1).normalised(len(self))
         window_end = (at.batch + 1) % self.windows_of_epoch.grad_accum == 0
         return self._to_batch(wire, step=at.batch, window_end=window_end)
 
     def _open(self, at: Position) -> Feed:
+        self._bad_samples.open()
         # The hand-over waits for all ranks: before that, another may still read what closing rank 0's feed would end.
         split: DataIterator = self._hand_over.iterator(at)
         self.close()

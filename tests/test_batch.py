@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def sample(key: str, size: tuple[int, int], boxes: list[list[float]], **fields: 
     Image.fromarray(pixels).save(buffer, "PNG")
     annotations = [{"id": i, "bbox": b, "category_id": 3, "area": b[2] * b[3], **fields} for i, b in enumerate(boxes)]
     sidecar = {"image_id": int(key), "file_name": f"{key}.png", "annotations": annotations}
-    return EncodedSample("train-0-000000.tar", key, buffer.getvalue(), json.dumps(sidecar).encode())
+    return EncodedSample("train-0-000000.tar", key, buffer.getvalue(), json.dumps(sidecar).encode(), 7, 512)
 
 
 def batch_from(samples: list[EncodedSample], **changes: Any) -> Batch:
@@ -148,14 +149,14 @@ def test_a_bad_annotation_is_named_with_shard_key_and_file(change: dict[str, Any
 def test_a_bad_image_is_named_with_shard_key_and_file(data: bytes) -> None:
     good = sample("4", (10, 20), [])
     with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4 \(file 4.png\): .*pack again"):
-        BatchDecoder.of(spec()).batch([EncodedSample(good.shard, good.key, data, good.sidecar)], 0, 0, 0)
+        BatchDecoder.of(spec()).batch([replace(good, image=data)], 0, 0, 0)
 
 
 @pytest.mark.parametrize("sidecar", [b"{", b"[]", b'{"annotations": 3}'])
 def test_a_bad_sidecar_is_named_with_shard_and_key(sidecar: bytes) -> None:
     good = sample("4", (10, 20), [])
     with pytest.raises(SampleError, match=r"shard train-0-000000.tar, key 4: the annotations"):
-        BatchDecoder.of(spec()).batch([EncodedSample(good.shard, good.key, good.image, sidecar)], 0, 0, 0)
+        BatchDecoder.of(spec()).batch([replace(good, sidecar=sidecar)], 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["crop_flip_jitter", "noise"])

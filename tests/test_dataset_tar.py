@@ -59,8 +59,11 @@ def members(pack: SplitIndex) -> list[EncodedSample]:
     for shard in pack.shards:
         with tarfile.open(Path(pack.path) / shard) as tar:
             payload = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+            offset = {member.name: member.offset_data for member in tar}
         keys = sorted({name.split(".")[0] for name in payload})
-        samples += [EncodedSample(shard, key, payload[f"{key}.jpg"], payload[f"{key}.json"]) for key in keys]
+        for key in keys:
+            image, sidecar = payload[f"{key}.jpg"], payload[f"{key}.json"]
+            samples.append(EncodedSample(shard, key, image, sidecar, int(key), offset[f"{key}.jpg"], 640, 480))
     return samples
 
 

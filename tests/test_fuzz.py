@@ -404,7 +404,7 @@ def test_samples(image_id: Any, name: Any, given_annotations: list[Any]) -> None
     Image.new("RGB", (WIDTH, HEIGHT)).save(buffer, "PNG")
     sidecar = json.dumps({"image_id": image_id, "file_name": name, "annotations": given_annotations}).encode()
     decoder = BatchDecoder.of(DetectionSpec(0, tuple(LABELS.items()), "", "", True, 1))
-    survives(lambda: decoder.batch([EncodedSample("a.tar", "0", buffer.getvalue(), sidecar)], 0, 0, 0))
+    survives(lambda: decoder.batch([EncodedSample("a.tar", "0", buffer.getvalue(), sidecar, 0, 0)], 0, 0, 0))
 
 
 @EXAMPLES
@@ -415,7 +415,7 @@ def test_images(changes: list[tuple[str, float, bytes]], kind: str) -> None:
     data = mutate(buffer.getvalue(), changes)
     decoder = BatchDecoder.of(DetectionSpec(0, (), "", "", True, 1))
     sidecar = b'{"image_id": 1, "file_name": "a", "annotations": []}'
-    decodes = survives(lambda: decoder.batch([EncodedSample("a.tar", "0", data, sidecar)], 0, 0, 0))
+    decodes = survives(lambda: decoder.batch([EncodedSample("a.tar", "0", data, sidecar, 0, 0)], 0, 0, 0))
     traits = {name for name, _ in check_image(data, "a.png", (WIDTH, HEIGHT))}
     assert decodes == (not traits & {"undecodable-image", "empty-file"})
 
@@ -491,6 +491,7 @@ def test_configurations(tmp_path_factory: pytest.TempPathFactory, changes: list[
 @given(text=st.text(st.sampled_from("ab:-[]{}&*!#|>'\"\n ,?0123456789.%@`~\t"), max_size=40))
 @example("data: 2024-13-45")
 @example("1: 2")
+@example("?")
 @example("data: !!int ''")
 @example("? [a]\n: b")
 @example("[" * 500)

@@ -47,6 +47,21 @@ def exists(url: str) -> bool:
         return bool(fs.exists(path))
 
 
+def make_folder(url: str) -> None:
+    """Make the folder ``url`` and those above it, where there are none yet.
+
+    Raises:
+        DatasetError: if it can't be made.
+    """
+    with _explained(url, "made"):
+        local = local_path(url)
+        if local is not None:
+            local.mkdir(parents=True, exist_ok=True)
+        else:
+            fs, path = _filesystem(url)
+            fs.makedirs(path, exist_ok=True)
+
+
 def read_bytes(url: str) -> bytes:
     """The whole file at ``url``.
 

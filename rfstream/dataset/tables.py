@@ -34,6 +34,7 @@ SAMPLES = pa.schema(
     ]
 )
 PLACE = ("image_offset", "image_size", "json_offset", "json_size")  # the columns that say where a sample lies
+STATED = ("width", "height")  # what the dataset's annotations say of the image
 FRAGMENTS = pa.schema(
     [
         pa.field("shard", pa.int32(), nullable=False),

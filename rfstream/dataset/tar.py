@@ -22,17 +22,25 @@ _MAX_GAP = 64 * 1024
 _MAX_READ = 8 * 1024 * 1024
 _OPEN_FILES = 32
 _CACHED_SHARDS = 256
-_COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLACE)])
+_COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLACE, *tables.STATED)])
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """One sample as it lies in its shard: ``image`` is the encoded file, ``sidecar`` the JSON member."""
+    """One sample as it lies in its shard: ``image`` is the encoded file, ``sidecar`` the JSON member.
+
+    ``row`` is its row in the index, ``offset`` the byte of the shard where the image begins. ``width`` and ``height``
+    are what the dataset's annotations said of the image, in pixels; None where they did not, or the pack does not tell.
+    """
 
     shard: str
     key: str
     image: bytes
     sidecar: bytes
+    row: int
+    offset: int
+    width: int | None = None
+    height: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,12 @@ class _Place:
     """Where one sample lies; ``slot`` is its place in the answer."""
 
     slot: int
+    row: int
     shard: int
     key: str
     image: tuple[int, int]
     sidecar: tuple[int, int]
+    stated: tuple[int, int]
 
     @property
     def start(self) -> int:
@@ -56,10 +66,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _ShardRows:
-    """The rows of one shard: keys, and int64 (n, 4) of image begin, image end, JSON begin, JSON end."""
+    """The rows of one shard: keys; int64 (n, 4) of image begin, image end, JSON begin, JSON end; int64 (n, 2) of the
+    stated width and height, 0 where there is none."""
 
     keys: list[str]
     spans: IntArray
+    stated: IntArray
 
 
 class _OpenFile:
@@ -161,10 +173,11 @@ class TarReader:
         shards = np.searchsorted(first, rows, side="right") - 1
         inside = rows - first[shards]
         places = []
-        for slot, (shard, row) in enumerate(zip(shards.tolist(), inside.tolist(), strict=True)):
+        for slot, (row, shard, at) in enumerate(zip(rows.tolist(), shards.tolist(), inside.tolist(), strict=True)):
             table = self._rows_of(shard)
-            a, b, c, d = table.spans[row].tolist()
-            places.append(_Place(slot, shard, table.keys[row], (a, b), (c, d)))
+            a, b, c, d = table.spans[at].tolist()
+            width, height = table.stated[at].tolist()
+            places.append(_Place(slot, row, shard, table.keys[at], (a, b), (c, d), (width, height)))
         return sorted(places, key=lambda place: (place.shard, place.start))
 
     def _fetch(self, groups: list[list[_Place]]) -> list[bytes]:
@@ -187,7 +200,9 @@ class TarReader:
                 f"{origin + len(data)}: it is truncated; copy or pack it again"
             )
         image, sidecar = (data[a - origin : b - origin] for a, b in (place.image, place.sidecar))
-        return EncodedSample(self._index.shards[place.shard], place.key, image, sidecar)
+        stated = (pixels or None for pixels in place.stated)
+        shard = self._index.shards[place.shard]
+        return EncodedSample(shard, place.key, image, sidecar, place.row, place.image[0], *stated)
 
 
 def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
@@ -220,4 +235,5 @@ def _shard_rows(table: pq.ParquetFile, index: SplitIndex, shard: int) -> _ShardR
     spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
     if spans.min() < 0 or image_size.min() < 0 or sidecar_size.min() < 0:
         raise DatasetError(f"{index.table_url('samples')}: shard {shard}: a negative offset or size; {index.reindex}")
-    return _ShardRows(rows["key"].to_pylist(), spans)
+    stated = np.stack([rows[name].fill_null(0).to_numpy() for name in tables.STATED], axis=1).astype(np.int64)
+    return _ShardRows(rows["key"].to_pylist(), spans, stated)

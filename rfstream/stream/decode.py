@@ -7,7 +7,8 @@ an adapter to a framework brings a spec of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,13 +16,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rfstream.config import CpuTransform
+from rfstream.config import MAX_PIXELS, CpuTransform
 from rfstream.dataset.tar import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
-from rfstream.stream.image import decode_rgb, to_planes
+from rfstream.stream.bad import BadSample, BadSampleError, bad_sample
+from rfstream.stream.image import decode_rgb, permit, to_planes
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
@@ -36,7 +38,7 @@ class SampleDecoder(Protocol[S]):
         """``sample`` decoded, and augmented with the 64-bit ``key``.
 
         Raises:
-            SampleError: naming shard, key, file and reason, if it can't be decoded.
+            BadSampleError: if it can't be decoded.
             ConfigError: if a user's transform fails on it.
         """
         ...
@@ -65,6 +67,15 @@ class DecodeSpec(Protocol):
         ...
 
 
+class Substitutes(Protocol):
+    """Where training finds a sample in the place of one that can't be decoded."""
+
+    def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterable[EncodedSample]:
+        """Samples to try in the place of ``bad`` at ``position`` of an epoch's order: the same ones for the same
+        arguments, a bounded number, and never ``bad``."""
+        ...
+
+
 class BatchDecoder(Generic[S]):
     """Turns encoded samples into batches."""
 
@@ -77,18 +88,50 @@ class BatchDecoder(Generic[S]):
         """A decoder of batches for this process."""
         return BatchDecoder(spec.build(), spec.seed)
 
-    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+    def batch(
+        self,
+        samples: Sequence[EncodedSample],
+        epoch: int,
+        batch: int,
+        first_position: int,
+        substitutes: Substitutes | None = None,
+    ) -> WireBatch:
         """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
 
+        One that can't be decoded is replaced from ``substitutes`` if there are any: what stands in its place is decoded
+        and augmented as if it were the position's own.
+
         Raises:
-            SampleError: naming shard, key, file and reason.
+            SampleError: naming shard, key, file, byte and reason, if a sample can't be decoded or replaced.
             ConfigError: if a user's transform fails.
         """
-        decoded = [
-            self._decoder.sample(sample, sample_key(self._seed, epoch, position))
-            for position, sample in enumerate(samples, start=first_position)
-        ]
-        return WireBatch(epoch, batch, [sample.key for sample in samples], self._decoder.collate(decoded))
+        keys: list[str] = []
+        decoded: list[S] = []
+        found: list[tuple[int, BadSample]] = []
+        for position, own in enumerate(samples, start=first_position):
+            key, sample, bad = self._sample(own, epoch, position, substitutes)
+            keys.append(key)
+            decoded.append(sample)
+            found += [(position, each) for each in bad]
+        return WireBatch(epoch, batch, keys, self._decoder.collate(decoded), found)
+
+    def _sample(
+        self, own: EncodedSample, epoch: int, position: int, substitutes: Substitutes | None
+    ) -> tuple[str, S, list[BadSample]]:
+        """Key and content of what stands at ``position``, and what could not."""
+        augmentation = sample_key(self._seed, epoch, position)
+        bad: list[BadSample] = []
+        for sample in itertools.chain([own], () if substitutes is None else substitutes.of(own, epoch, position)):
+            try:
+                return sample.key, self._decoder.sample(sample, augmentation), bad
+            except BadSampleError as error:
+                if substitutes is None:
+                    raise
+                bad.append(error.bad)
+        raise SampleError(
+            f"{bad[0]}; nothing else could be decoded in its place ({len(bad) - 1} others were tried): repair the "
+            "dataset and pack again"
+        )
 
 
 @lru_cache(maxsize=8)
@@ -108,6 +151,7 @@ class DetectionSpec:
     transform_key: str
     masks: bool
     pad_multiple: int
+    max_pixels: int = MAX_PIXELS
 
     def build(self) -> DetectionDecoder:
         """A decoder for this process."""
@@ -134,16 +178,18 @@ class DetectionDecoder:
         self._transform = build_transform(config, spec.transform_key)
         self._labels = dict(spec.labels)
         self._spec = spec
+        permit(spec.max_pixels)
 
     def sample(self, sample: EncodedSample, key: int) -> _Decoded:
         """See :class:`SampleDecoder`."""
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
-            image = decode_rgb(sample.image)
+            image = decode_rgb(sample.image, self._spec.max_pixels)
+            _check_stated(sample, image)
             target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
-            raise sample_error(sample, name, error) from error
+            raise bad_sample(sample, name, error) from error
         orig_size = (image.shape[0], image.shape[1])
         try:
             image, target = self._transform(image, target, key)
@@ -174,6 +220,15 @@ class DetectionDecoder:
         return arrays
 
 
+def _check_stated(sample: EncodedSample, image: Image) -> None:
+    """Raise ValueError if the annotations are of an image of another size: their boxes would lie elsewhere."""
+    height, width = image.shape[:2]
+    if (sample.width or width, sample.height or height) != (width, height):
+        raise ValueError(
+            f"the file has {width} x {height} pixels, and its annotations are for {sample.width} x {sample.height}"
+        )
+
+
 def _check_transformed(image: Image, target: Target) -> None:
     """Raise ValueError unless a transform returned what it may: floats would be cut to bytes without a word."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -184,12 +239,6 @@ def _check_transformed(image: Image, target: Target) -> None:
     lengths = {name: len(values) for name, values in target.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"it returned target fields of different lengths {lengths}")
-
-
-def sample_error(sample: EncodedSample, name: str, error: BaseException) -> SampleError:
-    """The error for a sample that can't be decoded; ``name`` is its file name, as far as it is known."""
-    where = f"shard {sample.shard}, key {sample.key}" + (f" (file {name})" if name else "")
-    return SampleError(f"{where}: {error}; repair or remove the file and pack again")
 
 
 def _pack_masks(masks: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import cv2
 import numpy as np
@@ -13,31 +15,57 @@ import pyarrow as pa
 import simplejpeg
 from PIL import Image
 
+from rfstream.config import MAX_PIXELS
+
 _JPEG = b"\xff\xd8\xff"
 _PLAIN = ("Gray", "YCbCr")
 
 
-def decode_rgb(data: bytes) -> npt.NDArray[np.uint8]:
+def decode_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> npt.NDArray[np.uint8]:
     """Pixels of an encoded image, uint8 (H, W, 3), EXIF orientation ignored.
 
     Plain JPEGs go straight through libjpeg-turbo (accurate DCT, smooth upsampling: Pillow's settings), which saves
     Pillow's copies; whatever that path can't take without a warning is left to Pillow.
 
     Raises:
-        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as Pillow does.
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as Pillow does; the last for more than
+            ``max_pixels`` too.
     """
     if data.startswith(_JPEG):
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=True)
+            _check_pixels(width, height, max_pixels)
             if colorspace in _PLAIN and height * width <= (Image.MAX_IMAGE_PIXELS or height * width):
                 pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
                 return pixels
         except ValueError:
             pass  # damaged or unusual: Pillow decides what it is
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # odd metadata; the pixels are what they are
-        with Image.open(io.BytesIO(data)) as image:
-            return np.array(image.convert("RGB"))  # writable, as the fast path's is
+    with _opened(data, max_pixels) as image:
+        return np.array(image.convert("RGB"))  # writable, as the fast path's is
+
+
+def check_header(data: bytes, max_pixels: int) -> None:
+    """Look at an encoded image's size without decoding it.
+
+    Raises:
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as :func:`decode_rgb` does.
+    """
+    if data.startswith(_JPEG):
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        except ValueError:
+            pass  # as above
+        else:
+            _check_pixels(width, height, max_pixels)
+            return
+    with _opened(data, max_pixels):
+        pass
+
+
+def permit(max_pixels: int) -> None:
+    """Let Pillow open images of ``max_pixels`` in this process, where its own limit is lower: it refuses twice that."""
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels
 
 
 def pixels_of(image: Image.Image) -> npt.NDArray[np.uint8]:
@@ -59,3 +87,22 @@ def to_planes(image: npt.NDArray[np.uint8], frame: npt.NDArray[np.uint8]) -> Non
     cv2.split(image, planes if channels == 3 else [*planes, np.empty((height, width), dtype=np.uint8)])
     frame[:, height:] = 0
     frame[:, :height, width:] = 0
+
+
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """The image in ``data`` as Pillow opens it, not decoded yet."""
+    if not data:
+        raise ValueError("the image file is empty")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd metadata; the pixels are what they are
+        with Image.open(io.BytesIO(data)) as image:
+            _check_pixels(*image.size, max_pixels)
+            yield image
+
+
+def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise Image.DecompressionBombError(
+            f"the image has {width} x {height} pixels, more than decode.max_pixels={max_pixels}"
+        )

@@ -20,7 +20,14 @@ from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
-from rfstream.stream.source import BatchSource, ReaderSpec, StagedDecode, evaluation_functions, training_functions
+from rfstream.stream.source import (
+    BatchSource,
+    PackSubstitutes,
+    ReaderSpec,
+    StagedDecode,
+    evaluation_functions,
+    training_functions,
+)
 
 BATCHES_PER_TASK = 4
 """Consecutive batches of a fused read task: few enough to balance, enough to pay for the task."""
@@ -55,6 +62,13 @@ class Pipeline:
         """Which pack the tasks read."""
         return ReaderSpec(self.index.path, self.index.split, self.index.digest)
 
+    @property
+    def substitutes(self) -> PackSubstitutes | None:
+        """What training takes in the place of bad samples; None if they stop it."""
+        if self.config.stream.on_bad_sample == "raise":
+            return None
+        return PackSubstitutes(self.reader, self.index.num_samples, self.plan.seed)
+
     def epochs_per_execution(self) -> int:
         """Epochs that one execution spans."""
         batches = self.plan.windows.batches
@@ -69,15 +83,22 @@ class Pipeline:
         epochs = self.epochs_per_execution()
         if self.fused:
             functions = partial(
-                training_functions, self.plan, start, epochs, BATCHES_PER_TASK, self.reader, self.decode
+                training_functions,
+                self.plan,
+                start,
+                epochs,
+                BATCHES_PER_TASK,
+                self.reader,
+                self.decode,
+                self.substitutes,
             )
             return self._read(functions, compute=pool, num_cpus=1)
-        functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None)
+        functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None, None)
         nodes = sum(node["Alive"] for node in ray.nodes())
         encoded = self._read(functions, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
-            fn_constructor_args=(self.decode,),
+            fn_constructor_args=(self.decode, self.substitutes),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -144,6 +165,7 @@ def _detection(config: Config, index: SplitIndex, *, training: bool) -> Detectio
         transform_key="augment.cpu" if training else "augment.eval",
         masks=config.decode.masks,
         pad_multiple=config.decode.pad_multiple,
+        max_pixels=config.decode.max_pixels,
     )
 
 

@@ -42,6 +42,19 @@ def mask_of(segmentation: object, height: int, width: int) -> npt.NDArray[np.uin
     return mask
 
 
+def check_segmentation(segmentation: object, height: int, width: int) -> None:
+    """Look whether native code can take a segmentation of an image of ``height`` x ``width``.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    if isinstance(segmentation, dict):
+        checked_runs(segmentation, height, width)
+    elif isinstance(segmentation, list):
+        for polygon in segmentation:
+            checked_polygon(polygon)
+
+
 def checked_polygon(polygon: object) -> list[float]:
     """``polygon`` as [x0, y0, x1, y1, ...], if it can be rasterised.
 

@@ -14,8 +14,9 @@ from ray.data.block import BlockMetadata
 
 from rfstream.dataset.tar import EncodedSample, TarReader
 from rfstream.plan.position import Position
+from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
-from rfstream.stream.decode import DecodeSpec, decoder_of
+from rfstream.stream.decode import DecodeSpec, Substitutes, decoder_of
 from rfstream.stream.wire import to_row
 
 
@@ -32,6 +33,20 @@ class ReaderSpec:
 def reader_of(spec: ReaderSpec) -> TarReader:
     """This process's reader for ``spec``."""
     return TarReader(spec.path, spec.split, spec.digest)
+
+
+@dataclass(frozen=True)
+class PackSubstitutes:
+    """Substitutes of bad samples out of the whole split: see :class:`rfstream.stream.decode.Substitutes`."""
+
+    reader: ReaderSpec
+    rows: int
+    seed: int
+
+    def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterator[EncodedSample]:
+        """Samples to try in the place of ``bad``, each read when it is asked for."""
+        for row in substitute_rows(self.rows, bad.row, self.seed, epoch, position):
+            yield from reader_of(self.reader).read(np.array([row], dtype=np.int64))
 
 
 ReadFn = Callable[[], Iterable[pa.Table]]
@@ -67,12 +82,15 @@ def training_functions(
     batches_per_task: int | None,
     reader: ReaderSpec,
     decode: DecodeSpec | None,
+    substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
     """Read functions of a training stream. With ``decode`` they yield decoded batches (fused), else encoded ones
     (staged)."""
     for task in plan.tasks(start, epochs, batches_per_task):
-        fn = partial(_read_encoded, task, reader) if decode is None else partial(_read_decoded, task, reader, decode)
-        yield fn, task.hi - task.lo
+        if decode is None:
+            yield partial(_read_encoded, task, reader), task.hi - task.lo
+        else:
+            yield partial(_read_decoded, task, reader, decode, substitutes), task.hi - task.lo
 
 
 def evaluation_functions(
@@ -93,25 +111,28 @@ def evaluation_functions(
 class StagedDecode:
     """Staged decoding in the actor pool: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
 
-    def __init__(self, decode: DecodeSpec) -> None:
+    def __init__(self, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
         self._decoder = decoder_of(decode)
+        self._substitutes = substitutes
 
     def __call__(self, row: pa.Table) -> pa.Table:
         """Decode the one batch in ``row``."""
         columns = {name: row.column(name)[0] for name in row.column_names}
-        members = (columns[name] for name in ("shards", "keys", "images", "sidecars"))
+        members = (columns[name] for name in ("images", "sidecars", "places"))
         samples = [
-            EncodedSample(shard.as_py(), key.as_py(), image.as_buffer().to_pybytes(), sidecar.as_py())
-            for shard, key, image, sidecar in zip(*members, strict=True)
+            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
+            for image, sidecar, place in zip(*members, strict=True)
         ]
         epoch, batch, position = (columns[name].as_py() for name in ("epoch", "batch", "position"))
-        return to_row(self._decoder.batch(samples, epoch, batch, position))
+        return to_row(self._decoder.batch(samples, epoch, batch, position, self._substitutes))
 
 
-def _read_decoded(task: Task, reader: ReaderSpec, decode: DecodeSpec) -> Iterator[pa.Table]:
+def _read_decoded(
+    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None
+) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
-        yield to_row(decoder_of(decode).batch(samples, task.epoch, m, m * task.batch_size))
+        yield to_row(decoder_of(decode).batch(samples, task.epoch, m, m * task.batch_size, substitutes))
 
 
 def _read_encoded(task: Task, reader: ReaderSpec) -> Iterator[pa.Table]:
@@ -130,14 +151,28 @@ def _read_evaluation(
         yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
 
 
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+    ]
+)
+"""What an encoded batch says of each sample beside its bytes."""
+
+
 def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, position: int) -> pa.Table:
     return pa.table(
         {
             "epoch": [epoch],
             "batch": [batch],
             "position": [position],
-            "shards": [[s.shard for s in samples]],
-            "keys": [[s.key for s in samples]],
+            "places": pa.array(
+                [[{name: getattr(s, name) for name in _PLACE.names} for s in samples]], pa.list_(_PLACE)
+            ),
             "images": pa.array([[s.image for s in samples]], type=pa.large_list(pa.large_binary())),
             "sidecars": pa.array([[s.sidecar for s in samples]], type=pa.large_list(pa.large_binary())),
         }

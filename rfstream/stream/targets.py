@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rfstream.stream.augment import Target
-from rfstream.stream.segmentation import mask_of
+from rfstream.stream.segmentation import check_segmentation, mask_of
 
 _LARGEST = 3e38  # float32 holds no more
 
@@ -67,6 +68,16 @@ def targets_of(
     return kept
 
 
+def check_mask(annotation: dict[str, Any], height: int, width: int) -> None:
+    """Look whether native code can take the annotation's segmentation on an image of ``height`` x ``width``.
+
+    Raises:
+        ValueError: naming the annotation.
+    """
+    with _naming(annotation):
+        check_segmentation(annotation.get("segmentation"), height, width)
+
+
 def is_finite(value: object) -> bool:
     """Whether ``value`` is a number that float32 holds as finite."""
     return isinstance(value, int | float) and abs(value) < _LARGEST
@@ -99,8 +110,15 @@ def _area(annotation: dict[str, Any]) -> float:
 
 
 def _mask(annotation: dict[str, Any], height: int, width: int) -> npt.NDArray[np.uint8]:
-    try:
+    with _naming(annotation):
         return mask_of(annotation.get("segmentation"), height, width)
+
+
+@contextmanager
+def _naming(annotation: dict[str, Any]) -> Iterator[None]:
+    """Say whose segmentation it is that can't be used."""
+    try:
+        yield
     except ValueError as error:
         raise ValueError(
             f"{_name(annotation)} has a segmentation that is neither polygons nor RLE of the image ({error})"

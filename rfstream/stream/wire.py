@@ -7,12 +7,14 @@ a copy when they lie in Ray's shared memory. Needs neither Ray nor torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from rfstream.stream.bad import BadSample
 
 _HEADER = "header"
 
@@ -23,12 +25,14 @@ class WireBatch:
 
     ``batch`` is its number in the epoch over all ranks; ``arrays`` holds ``images`` uint8 (B, 3, H, W), ``sizes``,
     ``orig_sizes``, ``image_ids``, ``offsets`` and one flat array per target field (see :class:`rfstream.batch.Batch`).
+    ``bad`` are the samples that could not be decoded, each with the position in the epoch's order where that was.
     """
 
     epoch: int
     batch: int
     keys: list[str]
     arrays: dict[str, npt.NDArray[Any]]
+    bad: list[tuple[int, BadSample]] = field(default_factory=list)
 
 
 def to_row(batch: WireBatch) -> pa.Table:
@@ -38,6 +42,7 @@ def to_row(batch: WireBatch) -> pa.Table:
         "epoch": batch.epoch,
         "batch": batch.batch,
         "keys": batch.keys,
+        "bad": [[position, asdict(bad)] for position, bad in batch.bad],
         "arrays": {name: [value.dtype.str, value.shape] for name, value in arrays.items()},
     }
     columns: dict[str, pa.Array] = {_HEADER: pa.array([json.dumps(header)])}
@@ -55,4 +60,5 @@ def from_row(row: pa.Table) -> WireBatch:
         name: np.frombuffer(row.column(name)[0].as_buffer(), dtype=np.dtype(dtype)).reshape(shape)
         for name, (dtype, shape) in header["arrays"].items()
     }
-    return WireBatch(header["epoch"], header["batch"], header["keys"], arrays)
+    bad = [(position, BadSample(**fields)) for position, fields in header["bad"]]
+    return WireBatch(header["epoch"], header["batch"], header["keys"], arrays, bad)

@@ -126,8 +126,10 @@ KINDS = {
     "no-mask": Kind("note", "with masks on, the object's mask is empty, though others have one"),
     # Image files
     "undecodable-image": Kind("error", "training stops at it: the file can't be decoded"),
-    "rotated-frame": Kind("error", "boxes are drawn on the turned image, training sees it as stored: all are wrong"),
-    "size-differs": Kind("warning", "training uses the file's own size, and boxes were meant for another"),
+    "rotated-frame": Kind(
+        "error", "boxes are drawn on the turned image, all are wrong: training stops at it, RF-DETR sees it as stored"
+    ),
+    "size-differs": Kind("error", "boxes were meant for another size: training stops at it, RF-DETR goes on"),
     "rotated-image": Kind("warning", "EXIF orientation is not applied: training sees the image as it is stored"),
     "huge-image": Kind("warning", "decoded at full size: hundreds of megabytes for one sample"),
     "cmyk-image": Kind("warning", "turned to RGB without a colour profile: colours are off"),

@@ -164,6 +164,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
             split=role,
             seed=config.stream.seed,
             labels=None if labels is None else tuple(sorted(labels.items())),
+            max_pixels=config.decode.max_pixels,
         )
 
     # Hooks

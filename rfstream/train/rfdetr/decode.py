@@ -11,8 +11,8 @@ import torch
 from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 
 from rfstream.dataset.tar import EncodedSample
-from rfstream.stream.decode import sample_error
-from rfstream.stream.image import pixels_of, to_planes
+from rfstream.stream.bad import bad_sample
+from rfstream.stream.image import check_header, permit, pixels_of, to_planes
 from rfstream.stream.targets import parse_sidecar
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
@@ -27,6 +27,8 @@ class RFDETRDecoder:
 
     def __init__(self, spec: RFDETRSpec) -> None:
         settings = Settings.from_json(spec.settings)
+        self._max_pixels = spec.max_pixels
+        permit(spec.max_pixels)
         labels = None if spec.labels is None else dict(spec.labels)
         self._transform = RFDETRTransform.of(settings, spec.split, labels)
         self._collate = make_collate_fn(
@@ -40,9 +42,10 @@ class RFDETRDecoder:
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
+            check_header(sample.image, self._max_pixels)
             image, target = self._transform.decode(sample.image, image_id, annotations)
         except Exception as error:  # Pillow and RF-DETR raise many kinds for what they can't read
-            raise sample_error(sample, name, error) from error
+            raise bad_sample(sample, name, error) from error
         return self._transform.augment(image, target, key)
 
     def collate(self, decoded: Sequence[tuple[Any, Target]]) -> dict[str, npt.NDArray[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rfstream.config import MAX_PIXELS
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.decode import SampleDecoder
 
@@ -18,6 +19,7 @@ class RFDETRSpec:
     split: str
     seed: int
     labels: tuple[tuple[int, int], ...] | None
+    max_pixels: int = MAX_PIXELS
 
     def build(self) -> SampleDecoder[Any]:
         """A decoder for this process, which computes on one thread from then on: an actor has one CPU."""

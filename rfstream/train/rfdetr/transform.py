@@ -22,6 +22,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import ToImage
 
 from rfstream.plan.keys import key_of
+from rfstream.stream.targets import check_mask
 from rfstream.train.rfdetr.settings import Settings
 
 _TO_IMAGE = ToImage()
@@ -99,6 +100,10 @@ class RFDETRTransform:
         decoded, scale = decode_pil_image_bytes(image, self._draft_size)
         if scale != (1.0, 1.0):
             annotations = [scale_coco_annotation(annotation, *scale) for annotation in annotations]
+        if self._convert.include_masks:  # RF-DETR hands them to native code as they are
+            for annotation in annotations:
+                if not annotation.get("iscrowd"):
+                    check_mask(annotation, decoded.height, decoded.width)
         pair: tuple[Any, dict[str, Any]] = self._convert(decoded, {"image_id": image_id, "annotations": annotations})
         return pair
 
