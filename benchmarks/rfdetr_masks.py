@@ -1,5 +1,6 @@
 """What a segmentation batch weighs: bytes that cross processes, and the most that a device holds while it becomes
-what the model is given. Counted by torch's own allocator events; a copy on the CPU stands for the copy to a device.
+what the model is given. Counted by torch's allocator events and, for what NumPy allocates, by tracemalloc; a copy on
+the CPU stands for the copy to a device.
 
     python benchmarks/rfdetr_masks.py ../shared/data/facade
 """
@@ -7,6 +8,7 @@ what the model is given. Counted by torch's own allocator events; a copy on the 
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,15 @@ from rfstream.train.rfdetr.spec import RFDETRSpec
 
 
 def peak(work: Callable[[], Any]) -> int:
-    """The most bytes allocated at a time while ``work`` runs, its result included."""
+    """The most bytes that torch and that NumPy have allocated at a time while ``work`` runs, its result included."""
+    tracemalloc.start()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         kept = work()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert kept is not None
     sizes = [e.nbytes() for e in run.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return int(max(np.cumsum(sizes)))
+    return int(max(np.cumsum(sizes))) + most
 
 
 def main(source: str, batch_size: int = 8) -> None:

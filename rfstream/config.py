@@ -22,6 +22,10 @@ MAX_PIXELS = 178_956_970
 limit."""
 
 
+Mismatch = Literal["pack", "seed", "shuffle", "block_bytes", "window_samples", "tail", "transform", "masks", "rfdetr"]
+"""What a state's fingerprint holds."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,6 +68,9 @@ class StreamConfig(_Section):
     """Folder or fsspec URL of the reports on bad samples, one Parquet file a rank."""
     max_bad_rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
     """Share of replaced samples past which training stops, once a rank has had a hundred samples."""
+
+    allow_mismatch: list[Mismatch] = []
+    """Ways in which a state may be of another stream, and a run go on from it all the same: at its count of samples."""
 
     @model_validator(mode="after")
     def _one_accumulation(self) -> StreamConfig:

@@ -112,10 +112,15 @@ class RankLoader(Generic[B]):
         """Begin the next ``iter()`` where ``state`` stands; nothing is replayed or decoded and thrown away.
 
         Raises:
-            StateError: if it belongs to another stream.
+            StateError: if it belongs to another stream, in a way that ``stream.allow_mismatch`` does not name.
         """
-        self._resume = position_of(state, self.windows_of_epoch, self.fingerprint)
+        self._resume = self.place_of(state)
         self.epoch = self._resume.epoch
+
+    def place_of(self, state: Mapping[str, Any]) -> Position:
+        """Where ``state`` stands, in batches of this rank. Raises as :meth:`load_state_dict` does."""
+        allowed = self._pipeline.config.stream.allow_mismatch
+        return position_of(state, self.windows_of_epoch, self.fingerprint, allowed)
 
     @property
     def fingerprint(self) -> Fingerprint:

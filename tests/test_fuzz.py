@@ -457,15 +457,15 @@ def test_tables_of_other_types(pack: SplitIndex, column: pa.Array, name: str) ->
 # Saved positions and configurations
 
 WINDOWS = Windows(100, 2, 2, 5, "wrap")
-FINGERPRINT = {"index": "0" * 16, "seed": 0, "shuffle": True}
+FINGERPRINT = {"pack": "0" * 16, "seed": 0, "shuffle": True, "window_samples": 20}
 
 
 @EXAMPLES
-@given(changes=changes_of)
-def test_saved_positions(changes: list[tuple[int, Any, bool]]) -> None:
+@given(changes=changes_of, allowed=st.lists(st.sampled_from(["pack", "seed", "window_samples"])))
+def test_saved_positions(changes: list[tuple[int, Any, bool]], allowed: list[str]) -> None:
     state = changed(state_of(Position(1, 2), WINDOWS, FINGERPRINT), changes)
     try:
-        position = position_of(state, WINDOWS, FINGERPRINT)
+        position = position_of(state, WINDOWS, FINGERPRINT, allowed)
     except StateError:
         return
     assert position.epoch >= 0 and 0 <= position.batch < WINDOWS.batches_per_rank

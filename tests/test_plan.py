@@ -188,6 +188,34 @@ def test_a_foreign_or_damaged_state_is_refused_by_name(state: dict[str, object],
         position_of(state, Windows(40, 2, 1, 2, "wrap"), {"pack": "a"})
 
 
+def test_a_mismatch_is_let_pass_only_by_name() -> None:
+    windows = Windows(40, 2, 1, 2, "wrap")
+    state = state_of(Position(1, 3), windows, {"pack": "a", "seed": 1})
+    now: dict[str, str | int | bool] = {"pack": "b", "seed": 2}
+    with pytest.raises(StateError, match=r"seed was 1, is 2\. .* set stream\.allow_mismatch=\[seed\]"):
+        position_of(state, windows, now, ["pack"])
+    assert position_of(state, windows, now, ["pack", "seed"]) == Position(1, 3)
+
+
+@given(**SIZES, batch=st.integers(0, 100), other=st.integers(1, 12))
+def test_another_window_goes_on_where_one_of_both_begins(
+    samples: int, batch_size: int, grad_accum: int, world_size: int, tail: str, batch: int, other: int
+) -> None:
+    was = Windows(samples, world_size, grad_accum, batch_size, "wrap")
+    now = Windows(samples, 1, other, 1, "wrap")
+    place = Position(2, batch % was.batches_per_rank)
+    saved = state_of(place, was, {"window_samples": was.window_samples})
+    shared = [s for s in range(saved["samples"], now.positions + 1) if s % was.window_samples == s % other == 0]
+    mine: dict[str, str | int | bool] = {"window_samples": other}
+    if other == was.window_samples:
+        assert position_of(saved, now, mine) == Position(2, saved["samples"]).normalised(now.batches_per_rank)
+    elif shared:
+        assert position_of(saved, now, mine, ["window_samples"]) == Position(2, shared[0]).normalised(now.positions)
+    else:
+        with pytest.raises(StateError, match="no window of"):
+            position_of(saved, now, mine, ["window_samples"])
+
+
 def test_accumulation_divides_or_says_what_does_not() -> None:
     assert accumulation(32, 4, 2) == 4
     with pytest.raises(PlanError, match="global_batch 30 is not a multiple of world size 4 x"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_three_ranks_under_torchrun(pack: Path, tmp_path: Path) -> None:
     assert {"train/loss", "val/mAP_50_95"} <= set(metrics(tmp_path))
 
 
+def test_evaluation_gives_the_same_figures_on_any_number_of_ranks(shared_data: Path, tmp_path: Path) -> None:
+    """49 images in batches of 2: on 3 ranks one is a batch short, and the last batch is not full."""
+    pack_in_process(shared_data / "coco_cc", tmp_path / "pack", "train")
+    pack_in_process(shared_data / "coco_cc", tmp_path / "pack", "val")
+    found = []
+    for ranks in (1, 3):
+        output = tmp_path / str(ranks)
+        output.mkdir()
+        torchrun = [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", "--standalone"]
+        run([*torchrun, "tests/rfdetr_evaluate.py", str(tmp_path / "pack"), str(output)])
+        found.append(json.loads((output / "metrics.json").read_text()))
+    assert found[0] == found[1]
+    assert 0.2 < found[0]["val/mAP_50_95"] < 0.9, found[0]
+
+
 def test_configurations_that_rfdetr_refuses(pack: Path) -> None:
     def refused(message: str, **run: object) -> None:
         with pytest.raises(ConfigError, match=message):
@@ -92,3 +108,4 @@ def test_configurations_that_rfdetr_refuses(pack: Path) -> None:
     refused("train.model='RFDETRPico' is not a model configuration of rfdetr.config", model="RFDETRPico")
     refused(r"train.model_args.resolution is unknown", model_args={"resolution": 64})
     refused(r"train.model_args: .*lerning_rate", model_args={"train": {"lerning_rate": 0.1}})
+    refused(r"RF-DETR writes to a local or mounted folder, not to gs://bucket/run", output="gs://bucket/run")

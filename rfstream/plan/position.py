@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,17 @@ def state_of(position: Position, windows: Windows, fingerprint: Fingerprint) -> 
     return {"version": STATE_VERSION, "epoch": position.epoch, "samples": samples, "fingerprint": dict(fingerprint)}
 
 
-def position_of(state: Mapping[str, Any], windows: Windows, fingerprint: Fingerprint) -> Position:
+def position_of(
+    state: Mapping[str, Any], windows: Windows, fingerprint: Fingerprint, allowed: Collection[str] = ()
+) -> Position:
     """The place that ``state`` names, in batches of this run.
+
+    Differences that ``allowed`` names are let pass: the run goes on after as many samples of its own epoch. With
+    another number of samples in a window, at the next place where a window of both begins.
 
     Raises:
         StateError: if the state is damaged, of another version, of another stream (the message names each difference),
-            or stands inside what is one step here.
+            or stands inside what is one step here; or if no such place is left in the epoch.
     """
     if state.get("version") != STATE_VERSION:
         raise StateError(
@@ -47,10 +53,16 @@ def position_of(state: Mapping[str, Any], windows: Windows, fingerprint: Fingerp
     epoch, samples, saved = state.get("epoch"), state.get("samples"), state.get("fingerprint")
     if type(epoch) is not int or type(samples) is not int or epoch < 0 or samples < 0 or not isinstance(saved, Mapping):
         raise StateError("the saved data position is damaged (epoch, samples or fingerprint): use another checkpoint")
-    differing = [key for key in sorted({*saved, *fingerprint}) if saved.get(key) != fingerprint.get(key)]
-    if differing:
-        named = "; ".join(f"{key} was {saved.get(key)!r}, is {fingerprint.get(key)!r}" for key in differing)
-        raise StateError(f"the saved data position belongs to another stream: {named}. Restore these, or start anew")
+    differing = {key for key in {*saved, *fingerprint} if saved.get(key) != fingerprint.get(key)}
+    refused = sorted(differing.difference(allowed))
+    if refused:
+        named = "; ".join(f"{key} was {saved.get(key)!r}, is {fingerprint.get(key)!r}" for key in refused)
+        raise StateError(
+            f"the saved data position belongs to another stream: {named}. Restore these, or start anew; or, to go on "
+            f"at the same count of samples in this stream, set stream.allow_mismatch=[{', '.join(refused)}]"
+        )
+    if "window_samples" in differing:
+        samples = _next_shared(samples, saved["window_samples"], windows)
     step = windows.world_size * windows.batch_size
     if samples > windows.positions:
         raise StateError(f"the saved data position ({samples} samples) lies past the epoch's {windows.positions}")
@@ -61,3 +73,17 @@ def position_of(state: Mapping[str, Any], windows: Windows, fingerprint: Fingerp
             f"it was saved under"
         )
     return Position(epoch, samples // step).normalised(windows.batches_per_rank)
+
+
+def _next_shared(samples: int, window_samples: Any, windows: Windows) -> int:
+    """The first place from ``samples`` on where a window of ``window_samples`` and one of ``windows`` begin."""
+    if type(window_samples) is not int or window_samples < 1:
+        raise StateError("the saved data position is damaged (fingerprint.window_samples): use another checkpoint")
+    every = math.lcm(window_samples, windows.window_samples)
+    shared = -(-samples // every) * every
+    if shared > windows.positions:
+        raise StateError(
+            f"from the saved data position ({samples} samples) on, no window of {window_samples} samples begins where "
+            f"one of {windows.window_samples} does: resume with the former, or from a checkpoint of an epoch's end"
+        )
+    return shared

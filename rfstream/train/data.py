@@ -11,7 +11,7 @@ from rfstream.batch import Batch
 from rfstream.config import Config
 from rfstream.errors import ConfigError, StateError
 from rfstream.loader import B, EvaluationLoader, RankLoader, ray_loader
-from rfstream.plan.position import Position, position_of
+from rfstream.plan.position import Position
 from rfstream.plan.windows import evaluation_batches
 from rfstream.train.device import DeviceBatch, DeviceStage
 from rfstream.train.lightning import pl
@@ -201,7 +201,7 @@ class TrainingStream(Generic[B]):
             return True  # someone looks at the data without training
         at = consumed(trainer)
         if self._restored:
-            saved = position_of(self._restored, loader.windows_of_epoch, loader.fingerprint)
+            saved = loader.place_of(self._restored)
             if saved.epoch != at.epoch:
                 raise _of_two_epochs(saved.epoch, at.epoch)
             if at.epoch > trainer.fit_loop.epoch_progress.current.processed:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from rfdetr.config import ModelConfig, TrainConfig
 from rfdetr.datasets.kornia_transforms import is_gpu_postprocess
-from rfdetr.training.module_data import RFDETRDataModule
+from rfdetr.training.module_data import _MIN_TRAIN_BATCHES, RFDETRDataModule
 from rfdetr.utilities.logger import get_logger
 from rfdetr.utilities.tensors import NestedTensor
 from torch import Tensor
@@ -114,6 +114,12 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
                 f"stream.global_batch={config.stream.global_batch} makes windows of {pipeline.plan.windows.grad_accum} "
                 f"batches of {config.stream.batch_size} on {world_size} ranks, and RF-DETR accumulates {accumulated}: "
                 "set grad_accum_steps to that, or leave global_batch out"
+            )
+        if pipeline.plan.windows.windows < _MIN_TRAIN_BATCHES:
+            logger.info(
+                "An epoch has %d optimizer steps: the dataset once. RF-DETR's own loader would repeat it to make %d.",
+                pipeline.plan.windows.windows,
+                _MIN_TRAIN_BATCHES,
             )
         to_batch = partial(rfdetr_batch_of, normalize=not self._kornia)
         return self._training.open(RankLoader(pipeline, rank, hand_over_of(pipeline), to_batch))

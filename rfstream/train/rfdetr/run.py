@@ -18,7 +18,6 @@ from rfstream.config import Config, load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import SplitIndex, index_name, read_index
 from rfstream.errors import ConfigError
-from rfstream.plan.windows import accumulation
 from rfstream.train.lightning import pl
 from rfstream.train.rfdetr.data import RFStreamDataModule
 from rfstream.train.rfdetr.labels import class_names, keypoint_schema, labels_of
@@ -42,6 +41,7 @@ def train(model: Any, *, stream: Config | Mapping[str, Any] | str | Path, **kwar
         if name in kwargs:
             raise ConfigError(f"{name} has no meaning here: the data is at stream's data.path, {config.data.path}")
     space = _space(config)
+    _check_output(str(kwargs.get("output_dir", "")))
     if model.model_config.use_grouppose_keypoints:
         kwargs = _with_schema(model, space, kwargs)
     with _index_folder(space) as folder, _streaming(config):
@@ -86,9 +86,7 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
     if unknown:
         raise ConfigError(f"train.model_args.{min(unknown)} is unknown: fields of RF-DETR go under model or train")
     model_values, train_values = (dict(run.model_args.get(part) or {}) for part in ("model", "train"))
-    space, stream, grad_accum = _space(config), config.stream, config.stream.grad_accum
-    if stream.global_batch is not None:
-        grad_accum = accumulation(stream.global_batch, world_size, stream.batch_size)
+    space, stream = _space(config), config.stream
     try:
         model_config = model_class(**model_values)
         if model_config.use_grouppose_keypoints and "num_keypoints_per_class" not in model_values:
@@ -104,7 +102,7 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
                 "output_dir": run.output,
                 "epochs": run.epochs,
                 "batch_size": stream.batch_size,
-                "grad_accum_steps": grad_accum,
+                "grad_accum_steps": stream.accumulation(world_size),
                 "accelerator": run.accelerator,
                 "seed": stream.seed,
                 **train_values,
@@ -112,7 +110,20 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
         )
     except ValueError as error:
         raise ConfigError(f"train.model_args: {' '.join(str(error).split())}") from None
+    _check_output(train_config.output_dir)
     return model_config, train_config
+
+
+def _check_output(folder: str) -> None:
+    """RF-DETR takes any URL for a local path and makes a folder of that name.
+
+    Raises:
+        ConfigError: if ``folder`` is a URL.
+    """
+    if storage.local_path(folder) is None:
+        raise ConfigError(
+            f"RF-DETR writes to a local or mounted folder, not to {folder}: set train.output (or output_dir) to one"
+        )
 
 
 def _train_class(model_config: ModelConfig) -> type[TrainConfig]:
