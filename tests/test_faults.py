@@ -1,0 +1,225 @@
+"""Faults in the middle of a stream: it goes on with the same ledger, or ends with a sentence and can be resumed."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from packing import pack_here
+
+import rfstream
+from benchmarks.bad_storage import BadStorage, Mode
+from rfstream.config import Config
+from rfstream.errors import StreamError
+from rfstream.loader import RankLoader
+from rfstream.stream.pipeline import build_pipeline
+from rfstream.stream.split import ThreadHandOver
+from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows, make_ledger
+
+CROP = {"transform": "tests.augmentations:crop_flip_jitter", "args": {"size": 128}}
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def pack(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """205 photos in shards of 20: many fragments, so many blocks where they are small."""
+    folder = tmp_path_factory.mktemp("faults") / "pack"
+    pack_here(shared_data / "bccd", folder, per_shard=20)
+    return folder
+
+
+def config(path: Path | str, actors: int = 2, **stream: Any) -> Config:
+    return Config(
+        data={"path": str(path)},
+        stream={"batch_size": 5, "global_batch": 20, "timeout_s": 60, "block_bytes": "1MB", **stream},
+        decode={"actors": (actors, actors)},
+        augment={"cpu": CROP},
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(pack: Path, ray_session: None) -> pa.Table:
+    return make_ledger(config(pack), epochs=EPOCHS, world_size=1)
+
+
+def differs(reference: pa.Table, rows: list[dict[str, Any]]) -> str | None:
+    """Where ``rows`` leave the undisturbed run, as far as they go."""
+    return first_difference(reference.slice(0, len(rows)), pa.Table.from_pylist(rows, schema=SCHEMA))
+
+
+def loader_of(cfg: Config) -> RankLoader:
+    loader = rfstream.ray_loader(cfg)
+    assert isinstance(loader, RankLoader)
+    return loader
+
+
+def kill(title: str) -> bool:
+    """SIGKILL for one of Ray's processes that runs ``title``, if there is one soon."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.cmdline() and process.cmdline()[0].startswith(f"ray::{title}"):
+                    process.kill()
+                    return True
+            except psutil.Error:
+                continue
+        time.sleep(0.02)
+    return False
+
+
+def test_a_killed_read_worker_changes_nothing(pack: Path, reference: pa.Table) -> None:
+    rows = []
+    with loader_of(config(pack, assembly="staged")) as loader:
+        for batch in loader:
+            rows += ledger_rows(batch, 0, 1)
+            if batch.step == 3:
+                assert kill("Read"), "no read task was found to kill"
+    assert len(rows) == 220
+    assert differs(reference, rows) is None
+
+
+def test_a_killed_coordinator_is_one_sentence_and_the_loader_goes_on(pack: Path, reference: pa.Table) -> None:
+    rows = []
+    with loader_of(config(pack)) as loader:
+        with pytest.raises(StreamError, match=r"^rank 0: batch \d+ of epoch \d \(its step \d+\) failed: .*Actor"):
+            while loader.epoch < EPOCHS:
+                for batch in loader:
+                    rows += ledger_rows(batch, 0, 1)
+                    if (batch.epoch, batch.step) == (0, 3):
+                        assert kill("SplitCoordinator")
+        loader.load_state_dict(loader.state_dict())
+        for batch in loader:
+            rows += ledger_rows(batch, 0, 1)
+    assert len(rows) % 220 == 0
+    assert differs(reference, rows) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("error", r"http://.*\.tar: can't be read \(503"),
+        ("stall", r"rank 0: batch \d+ of epoch \d .*did not arrive within stream.timeout_s=20 s"),
+        ("cut", r"http://.*\.tar: sample \w+ ends at byte \d+ but the shard at \d+: it is truncated"),
+        ("break off", r"http://.*\.tar: can't be read \("),
+    ],
+)
+def test_bad_storage_is_one_sentence_and_the_run_resumes(
+    pack: Path, reference: pa.Table, mode: Mode, message: str
+) -> None:
+    rows = []
+    with BadStorage(pack) as storage:
+        cfg = config(storage.url, timeout_s=20)
+        with loader_of(cfg) as loader:
+            with pytest.raises(StreamError, match=message):
+                while loader.epoch < EPOCHS:
+                    for batch in loader:
+                        rows += ledger_rows(batch, 0, 1)
+                        storage.mode = mode
+            state = json.loads(json.dumps(loader.state_dict()))
+        storage.mode = "well"
+        with loader_of(cfg) as loader:
+            loader.load_state_dict(state)
+            for batch in loader:
+                rows += ledger_rows(batch, 0, 1)
+    assert len(rows) % 220 == 0
+    assert differs(reference, rows) is None
+
+
+# Chaos
+
+CHAOS_S = 60
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A stretch of the run with a loader of its own, on any number of ranks."""
+
+    world_size: int
+    assembly: str
+    actors: int
+    windows: int
+    fault: str
+    fault_step: int
+
+
+def drawn(draw: random.Random) -> Leg:
+    world_size, windows = draw.choice([1, 2, 4]), draw.randint(1, 6)
+    assembly = draw.choice(["fused", "staged"])
+    faults = ["MapWorker", "break", "close", "none"] + ["Read"] * (assembly == "staged")
+    steps = windows * 4 // world_size
+    return Leg(world_size, assembly, draw.randint(1, 2), windows, draw.choice(faults), draw.randrange(steps))
+
+
+def run(leg: Leg, pack: Path, state: dict[str, Any] | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The ledger's rows of ``leg``, which begins at ``state``, and the state after it."""
+    pipeline = build_pipeline(config(pack, leg.actors, assembly=leg.assembly), "train", leg.world_size, training=True)
+    shared = ThreadHandOver(pipeline)
+
+    def of_rank(rank: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        done = 0
+        try:
+            with RankLoader(pipeline, rank, shared.of_rank(rank)) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                while done < leg.windows * loader.windows_of_epoch.grad_accum:
+                    for batch in loader:
+                        rows += ledger_rows(batch, rank, leg.world_size)
+                        done += 1
+                        if done == leg.windows * loader.windows_of_epoch.grad_accum:
+                            break
+                        if done != leg.fault_step:
+                            continue
+                        if leg.fault in ("break", "close"):
+                            if leg.fault == "close":
+                                shared.wait_for_all(rank)  # the execution ends with rank 0's loader
+                                loader.close()
+                            loader.load_state_dict(loader.state_dict())
+                            break
+                        if leg.fault != "none" and rank == 0:
+                            kill(leg.fault)
+                shared.wait_for_all(rank)
+                return rows, loader.state_dict()
+        except BaseException:
+            shared.abort()
+            raise
+
+    with ThreadPoolExecutor(leg.world_size) as pool:
+        ranks = list(pool.map(of_rank, range(leg.world_size)))
+    rows = sorted((row for rows, _ in ranks for row in rows), key=lambda row: (row["epoch"], row["position"]))
+    assert all(after == ranks[0][1] for _, after in ranks)
+    return rows, json.loads(json.dumps(ranks[0][1]))
+
+
+@pytest.mark.timeout(200)
+def test_chaos_changes_nothing(pack: Path, reference: pa.Table) -> None:
+    """Faults, world sizes, assemblies and actor counts at random for a minute, then on to the epoch's end."""
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    state: dict[str, Any] | None = None
+    legs: list[Leg] = []
+    deadline = time.monotonic() + CHAOS_S
+    while len(rows) < len(reference):
+        over = time.monotonic() > deadline or len(rows) + 6 * 20 > len(reference)
+        rest = (220 - len(rows) % 220) // 20
+        if over and rows and rest == 11:
+            break
+        leg = Leg(1, "fused", 2, rest, "none", 0) if over else drawn(draw)
+        print(leg)
+        legs.append(leg)
+        more, state = run(leg, pack, state)
+        assert len(more) == 20 * leg.windows, (seed, legs)
+        rows += more
+        assert differs(reference, rows) is None, (seed, legs)
