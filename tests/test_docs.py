@@ -56,3 +56,9 @@ def test_commands_exist(page: Path) -> None:
     commands = set(get_command(app).commands)  # type: ignore[attr-defined]
     said = set(re.findall(r"`rfstream (\w+)|^    rfstream (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert {a or b for a, b in said} <= commands
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    named = re.findall(r"(tests/\w+\.py)::(\w+)", page.read_text(encoding="utf-8"))
+    assert not [name for file, name in named if f"\ndef {name}(" not in (ROOT / file).read_text(encoding="utf-8")]

@@ -13,6 +13,7 @@ from rfstream.errors import PlanError, StateError
 from rfstream.plan.keys import permutation, sample_key
 from rfstream.plan.order import Fragments, epoch_order, rows_at
 from rfstream.plan.position import Position, position_of, state_of
+from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows, accumulation, evaluation_batches
 
@@ -89,9 +90,19 @@ def test_a_task_that_starts_midway_holds_the_same_samples(counts: list[int], bat
     plan = small_plan(counts, windows)
     start = Position(1, data.draw(st.integers(0, windows.batches_per_rank - 1)))
     for per_task in (None, 3):
-        full = np.concatenate([t.rows(t.lo, t.hi) for t in plan.tasks(Position(1, 0), 1, per_task)])
-        rest = np.concatenate([t.rows(t.lo, t.hi) for t in plan.tasks(start, 1, per_task)])
+        full = np.concatenate([t.rows(t.lo, t.hi) for t in plan.tasks(Position(1, 0), 2, per_task)])
+        rest = np.concatenate([t.rows(t.lo, t.hi) for t in plan.tasks(start, 2, per_task)])
         assert rest.tolist() == full[start.batch * windows.world_size * windows.batch_size :].tolist()
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(1, 5))
+def test_batches_of_a_block_task_end_in_one_block(counts: list[int], batch_size: int) -> None:
+    total = sum(counts)
+    plan = small_plan(counts, Windows(total, 1, 1, batch_size, "wrap"))
+    starts = plan.order(0).starts
+    for task in plan.tasks(Position(), 1, None):
+        last = [(m + 1) * batch_size - 1 for m in range(task.lo, min(task.hi, total // batch_size))]
+        assert len(set(np.searchsorted(starts, last, side="right"))) <= 1
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 5))
@@ -117,14 +128,27 @@ def test_order_is_pinned() -> None:
     # The order is a promise to saved checkpoints: these numbers may only change with STATE_VERSION.
     assert permutation(8, "rfstream.block", 0, 0, 0).tolist() == PINNED_PERMUTATION
     assert sample_key(7, 1, 2) == PINNED_KEY
-    assert epoch_order(
-        fragments_of([2] * 6), seed=1, epoch=2, block_bytes=400, shuffle=True
-    ).fragment_order.tolist() == (PINNED_FRAGMENTS)
+    order = epoch_order(fragments_of([2] * 6), seed=1, epoch=2, block_bytes=400, shuffle=True)
+    assert order.fragment_order.tolist() == PINNED_FRAGMENTS
+    assert rows_at(tuple(order.block(b) for b in range(3)), 12, 0, 12).tolist() == PINNED_ROWS
+
+
+def test_substitutes_are_pinned() -> None:
+    # As above. One draw for each word of the key: another attempt, position, epoch or seed is another row.
+    drawn = [list(substitute_rows(10**6, 5, seed, epoch, position)) for seed, epoch, position in PINNED_SUBSTITUTES]
+    assert [rows[:2] for rows in drawn] == list(PINNED_SUBSTITUTES.values())
 
 
 PINNED_PERMUTATION = [1, 3, 5, 2, 0, 6, 7, 4]
 PINNED_KEY = 919448233629802432
 PINNED_FRAGMENTS = [4, 5, 0, 1, 2, 3]
+PINNED_ROWS = [10, 8, 11, 9, 3, 1, 0, 2, 4, 5, 6, 7]
+PINNED_SUBSTITUTES = {
+    (0, 0, 0): [431675, 646396],
+    (0, 0, 1): [278411, 639511],
+    (0, 1, 0): [833690, 64539],
+    (1, 0, 0): [476254, 605018],
+}
 
 
 def test_permutations_are_uniform_over_positions() -> None:
@@ -166,6 +190,12 @@ def test_position_survives_json_and_another_world_size_of_the_same_window(
     alone = Windows(samples, 1, grad_accum * world_size, batch_size, "wrap")
     moved = position_of(state, alone, {"pack": "a"})
     assert moved == Position(epoch, place.batch * world_size).normalised(alone.batches_per_rank)
+
+
+def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
+    windows = Windows(40, 2, 1, 2, "wrap")
+    assert position_of(state_of(Position(3, 10), windows, {}), windows, {}) == Position(4, 0)
+    assert position_of(state_of(Position(3, 9), windows, {}), windows, {}) == Position(3, 9)
 
 
 @pytest.mark.parametrize(
