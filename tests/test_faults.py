@@ -26,7 +26,7 @@ from rfstream.stream.split import ThreadHandOver
 from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows, make_ledger
 
 CROP = {"transform": "tests.augmentations:crop_flip_jitter", "args": {"size": 128}}
-EPOCHS = 4
+EPOCHS = 3
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,8 @@ def test_a_killed_coordinator_is_one_sentence_and_the_loader_goes_on(pack: Path,
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("error", r"http://.*\.tar: can't be read \(503"),
-        ("stall", r"rank 0: batch \d+ of epoch \d .*did not arrive within stream.timeout_s=20 s"),
+        ("stall", r"rank 0: batch \d+ of epoch \d .*did not arrive within stream.timeout_s=15 s"),
         ("cut", r"http://.*\.tar: sample \w+ ends at byte \d+ but the shard at \d+: it is truncated"),
-        ("break off", r"http://.*\.tar: can't be read \("),
     ],
 )
 def test_bad_storage_is_one_sentence_and_the_run_resumes(
@@ -118,7 +116,7 @@ def test_bad_storage_is_one_sentence_and_the_run_resumes(
 ) -> None:
     rows = []
     with BadStorage(pack) as storage:
-        cfg = config(storage.url, timeout_s=20)
+        cfg = config(storage.url, timeout_s=15)
         with loader_of(cfg) as loader:
             with pytest.raises(StreamError, match=message):
                 while loader.epoch < EPOCHS:
@@ -137,7 +135,7 @@ def test_bad_storage_is_one_sentence_and_the_run_resumes(
 
 # Chaos
 
-CHAOS_S = 60
+CHAOS_S = 45
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def run(leg: Leg, pack: Path, state: dict[str, Any] | None) -> tuple[list[dict[s
 
 @pytest.mark.timeout(200)
 def test_chaos_changes_nothing(pack: Path, reference: pa.Table) -> None:
-    """Faults, world sizes, assemblies and actor counts at random for a minute, then on to the epoch's end."""
+    """Faults, world sizes, assemblies and actor counts at random, then on to the epoch's end."""
     seed = secrets.randbits(32)
     print("seed", seed)
     draw = random.Random(seed)
