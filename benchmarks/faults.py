@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py ../shared/data/bccd
 
-Each fault has a process and a Ray of its own, which streams three epochs and does to itself what the table says, in the
+Each fault has a process and a Ray of its own, which streams two epochs and does to itself what the table says, in the
 middle of the first. Where that ends it, a fresh process goes on from the last state.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,8 +38,8 @@ import rfstream
 from rfstream import Config, RankLoader
 from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows
 
-EPOCHS = 3
-FAULT_AT = 20
+EPOCHS = 2
+FAULT_AT = 10
 """Step of the first epoch after which the fault happens."""
 STEP_S = 0.05
 """How long a training step takes."""
@@ -83,7 +83,9 @@ def kill_process(title: str) -> Callable[[Stream], None]:
 def kill_node(stream: Stream) -> None:
     """SIGKILL for all processes of the node that is not this process's."""
     assert stream.cluster is not None
-    stream.cluster.remove_node(stream.cluster.list_all_nodes()[-1], allow_graceful=False)
+    mine = ray.get_runtime_context().get_node_id()
+    other = next(node for node in stream.cluster.worker_nodes if node.node_id != mine)
+    stream.cluster.remove_node(other, allow_graceful=False)
 
 
 def kill_self(_: Stream) -> None:
@@ -91,9 +93,12 @@ def kill_self(_: Stream) -> None:
 
 
 def fill_store(stream: Stream) -> None:
-    """Hold most of the object store in objects in use, which can't be spilled."""
+    """Hold most of the object store in objects in use, which can't be spilled; less where it takes no more."""
     for _ in range(5):
-        stream.held.append(ray.get(ray.put(np.ones(10_000_000, dtype=np.uint8))))
+        try:
+            stream.held.append(ray.get(ray.put(np.ones(10_000_000, dtype=np.uint8))))
+        except ray.exceptions.RayError:
+            return
 
 
 def storage(mode: Mode) -> Callable[[Stream], None]:
@@ -130,9 +135,16 @@ FAULTS = {
 }
 
 
-def stream(name: str, pack: str, journal: Path, state: dict[str, Any] | None) -> None:
-    """Stream to the end, a line of ``journal`` for each batch; without a ``state`` to go on from, with the fault."""
+def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
+    """Stream to the end, with the fault and a line of ``journal`` for each batch.
+
+    With ``resume`` go on from the last of these, without the fault and on a machine that has what it lacked.
+    """
     fault = FAULTS[name]
+    state = None
+    if resume:
+        fault = replace(fault, inject=FAULTS["nothing"].inject, nodes=1, store=STORE, full_disk=False)
+        state = next((line["state"] for line in reversed(read(journal)) if "state" in line), None)
     with ExitStack() as stack, journal.open("a") as lines:
 
         def note(**said: Any) -> None:
@@ -158,13 +170,14 @@ def stream(name: str, pack: str, journal: Path, state: dict[str, Any] | None) ->
                     for batch in loader:
                         note(rows=ledger_rows(batch, 0, 1), state=loader.state_dict())
                         time.sleep(STEP_S)
-                        if state is None and (batch.epoch, batch.step) == (0, FAULT_AT):
+                        if not resume and (batch.epoch, batch.step) == (0, FAULT_AT):
                             note(fault=name)
                             fault.inject(reach)
         except Exception as error:  # the finding, whatever it is
-            note(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            note(error=f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}")
+        note(end=True)
         spilled = [line for line in memory_summary(stats_only=True).splitlines() if line.startswith("Spilled")]
-        note(end=True, spilled=spilled[0].split(",")[0] if spilled else "")
+        note(spilled=spilled[0].split(",")[0] if spilled else "")
         ray.shutdown()
         if cluster is not None:
             cluster.shutdown()
@@ -186,9 +199,10 @@ def start_ray(fault: Fault) -> Cluster | None:
     return cluster
 
 
-def in_child(name: str, pack: str, journal: Path, state: dict[str, Any] | None) -> bool:
+def in_child(name: str, pack: str, journal: Path, *, resume: bool) -> bool:
     """Run :func:`stream` in a process of its own; whether it ended within the bound."""
-    process = multiprocessing.get_context("spawn").Process(target=stream, args=(name, pack, journal, state))
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=stream, args=(name, pack, journal), kwargs={"resume": resume})
     process.start()
     process.join(BOUND_S)
     if process.is_alive():
@@ -200,31 +214,29 @@ def in_child(name: str, pack: str, journal: Path, state: dict[str, Any] | None) 
 
 def measure(name: str, pack: str, journal: Path) -> tuple[dict[str, Any], pa.Table]:
     """One row of the table, and the ledger."""
-    ended = in_child(name, pack, journal, None)
+    ended = in_child(name, pack, journal, resume=False)
     first = read(journal)
-    at = next(line["at"] for line in first if "fault" in line)
+    at = next((line["at"] for line in first if "fault" in line), first[0]["at"])
     after = [line for line in first if line["at"] > at]
-    error = next((line for line in after if "error" in line), None)
-    batches = [line["at"] for line in after if "rows" in line]
-    over = any("end" in line for line in after)
+    error = next((line for line in first if "error" in line), None)
+    over = any("end" in line for line in first)
     if error is not None or not over:
-        ended = in_child(name, pack, journal, [line for line in first if "rows" in line][-1]["state"]) and ended
-    every = read(journal)
+        ended = in_child(name, pack, journal, resume=True) and ended
+    arrivals = [line["at"] for line in read(journal) if "rows" in line and line["at"] > at]
     if error is not None:
-        seconds = error["at"] - at
+        seen, seconds = error["error"], error["at"] - at
     elif over:
-        arrivals = [at, *batches]
-        seconds = max(b - a for a, b in pairwise(arrivals)) - STEP_S
+        seen, seconds = "nothing", max(b - a for a, b in pairwise([at, *arrivals])) - STEP_S
     else:
-        seconds = [line["at"] for line in every if "rows" in line][len(batches) + FAULT_AT + 1] - at
+        seen, seconds = "the process is gone", arrivals[0] - at
     row = {
         "fault": name,
-        "seen": "it hung" if not ended else error["error"] if error else "nothing" if over else "the process is gone",
+        "seen": seen if ended else "it hung",
         "seconds": round(seconds, 1),
-        "batches after it": len(batches),
-        "spilled": next((line["spilled"] for line in after if "end" in line), ""),
+        "batches after it": sum("rows" in line for line in after),
+        "spilled": next((line["spilled"] for line in after if "spilled" in line), ""),
     }
-    rows = [row for line in every if "rows" in line for row in line["rows"]]
+    rows = [row for line in read(journal) if "rows" in line for row in line["rows"]]
     return row, pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
