@@ -115,6 +115,7 @@ class Fault:
     inject: Callable[[Stream], None]
     url: bool = False
     nodes: int = 1
+    cpus: int = 2
     store: int = STORE
     full_disk: bool = False
 
@@ -123,7 +124,8 @@ FAULTS = {
     "nothing": Fault(lambda _: None),
     "kill -9 of a decode actor": Fault(kill_process("MapWorker")),
     "kill -9 of a read task's worker": Fault(kill_process("Read"), url=True),
-    "loss of a node with half of the actors": Fault(kill_node, nodes=2),
+    "loss of a node, CPUs to spare": Fault(kill_node, nodes=2, cpus=4),
+    "loss of a node, no CPUs to spare": Fault(kill_node, nodes=2),
     "kill -9 of the split's coordinator": Fault(kill_process("SplitCoordinator")),
     "kill -9 of the training process": Fault(kill_self),
     "object store 5/8 taken by others": Fault(fill_store, store=SMALL_STORE),
@@ -143,7 +145,7 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
     fault = FAULTS[name]
     state = None
     if resume:
-        fault = replace(fault, inject=FAULTS["nothing"].inject, nodes=1, store=STORE, full_disk=False)
+        fault = replace(fault, inject=FAULTS["nothing"].inject, nodes=1, cpus=2, store=STORE, full_disk=False)
         state = next((line["state"] for line in reversed(read(journal)) if "state" in line), None)
     with ExitStack() as stack, journal.open("a") as lines:
 
@@ -184,16 +186,23 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
 
 
 def start_ray(fault: Fault) -> Cluster | None:
-    """A Ray of two logical CPUs a node."""
+    """A Ray of as many nodes and logical CPUs as ``fault`` asks for."""
     if fault.nodes == 1:
         # Above its threshold Ray takes a disk for full: a full one without filling one.
         settings = {"local_fs_capacity_threshold": 0.01} if fault.full_disk else None
-        options = {"address": "local", "num_cpus": 2, "object_store_memory": fault.store, "_system_config": settings}
-        ray.init(**options, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=fault.cpus,
+            object_store_memory=fault.store,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=False,
+            _system_config=settings,
+        )
         return None
     cluster = Cluster()
     for _ in range(fault.nodes):
-        cluster.add_node(num_cpus=2, object_store_memory=fault.store)
+        cluster.add_node(num_cpus=fault.cpus, object_store_memory=fault.store)
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     cluster.wait_for_nodes()
     return cluster
