@@ -301,6 +301,11 @@ def _cluster_state() -> str:
 
 
 def _translated(error: BaseException, waiting_for: str) -> StreamError:
+    if isinstance(error, ray.exceptions.ActorDiedError):  # a decode actor's death is not a consumer's error
+        return StreamError(
+            f"{waiting_for} failed: the actor that deals out batches (SplitCoordinator) died, killed or out of memory; "
+            "go on from the last saved state"
+        )
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RFStreamError):
