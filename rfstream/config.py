@@ -22,7 +22,10 @@ MAX_PIXELS = 178_956_970
 limit."""
 
 
-Mismatch = Literal["pack", "seed", "shuffle", "block_bytes", "window_samples", "tail", "transform", "masks", "rfdetr"]
+Exif = Literal["ignore", "transpose"]
+Mismatch = Literal[
+    "pack", "seed", "shuffle", "block_bytes", "window_samples", "tail", "transform", "masks", "exif", "rfdetr"
+]
 """What a state's fingerprint holds."""
 
 
@@ -116,6 +119,8 @@ class DecodeConfig(_Section):
     """Rasterise instance masks from the annotations' segmentation."""
     pad_multiple: Positive = 1
     """Pad each batch's height and width to a multiple of this."""
+    exif: Exif = "ignore"
+    """Take images as they are stored, as RF-DETR does, or turn them as their EXIF orientation says (``transpose``)."""
     max_pixels: Positive = MAX_PIXELS
     """An image whose header claims more is a bad sample, and is not decoded."""
     label_selector: dict[str, str] | None = None

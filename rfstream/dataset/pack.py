@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from rfstream.plan.keys import permutation
 
 MAX_SHARD_BYTES = 100 * 1024 * 1024
 _SCAN_THREADS = 8
+_logger = logging.getLogger("rfstream")
 _CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one has failed
 
 
@@ -84,11 +86,22 @@ def pack(
     plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
     with staging(destination) as folder:
         written = _write_all(folder, plans, progress)
+        _warn_of_turned([name for of_split in written for shard in of_split for name in shard.turned])
         staged = [
             (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
             for s, shards in zip(sources, written, strict=True)
         ]
         return [publish(destination, folder, *one) for one in staged]
+
+
+def _warn_of_turned(files: Sequence[str]) -> None:
+    if files:
+        _logger.warning(
+            "%d images are stored turned (EXIF orientation), and their annotations are for them as they are shown, %s "
+            "for one: train with decode.exif=transpose, or boxes and pixels do not match",
+            len(files),
+            files[0],
+        )
 
 
 def _folder(name: str) -> Path:

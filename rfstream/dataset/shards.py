@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from rfstream.dataset import storage, tables
+from rfstream.dataset.exif import is_of_turned_frame
 from rfstream.dataset.index import IMAGE_EXTENSIONS, check_inside
 from rfstream.errors import DatasetError
 
@@ -43,11 +44,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """A shard in the staging folder: its file there, the SHA-256 of its bytes in hex, and its sample rows."""
+    """A shard in the staging folder: its file there, the SHA-256 of its bytes in hex, and its sample rows.
+
+    ``turned`` are the image files whose annotations are for the image as EXIF says to show it.
+    """
 
     file: str
     digest: str
     samples: pa.Table
+    turned: tuple[str, ...] = ()
 
 
 def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> WrittenShard:
@@ -59,7 +64,7 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
     Raises:
         DatasetError: if an image can't be read or changed since the pack was planned, or the shard can't be written.
     """
-    rows = []
+    rows, turned = [], []
     try:
         with path.open("wb") as file:
             with tarfile.open(fileobj=file, mode="w") as tar:
@@ -68,6 +73,8 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
                     image_offset = _add(tar, f"{key}.{item.ext}", image)
                     json_offset = _add(tar, f"{key}.json", item.sidecar)
                     where = (image_offset, item.size, json_offset, len(item.sidecar))
+                    if is_of_turned_frame(image, item.width, item.height):
+                        turned.append(item.image)
                     crowds = _crowds(json.loads(item.sidecar)["annotations"])
                     rows.append((number, key, item.ext, *where, item.width, item.height, item.objects, crowds))
             file.flush()
@@ -76,7 +83,7 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DatasetError(f"{path}: the shard can't be written ({storage.describe(error)})") from error
-    return WrittenShard(path.name, digest, sample_table(rows))
+    return WrittenShard(path.name, digest, sample_table(rows), tuple(turned))
 
 
 def scan_shard(url: str, number: int) -> pa.Table:

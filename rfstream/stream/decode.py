@@ -15,8 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 
-from rfstream.config import MAX_PIXELS, CpuTransform
+from rfstream.config import MAX_PIXELS, CpuTransform, Exif
+from rfstream.dataset.exif import stored_orientation, upright
 from rfstream.dataset.tar import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
@@ -140,6 +142,11 @@ def decoder_of(spec: DecodeSpec) -> BatchDecoder[Any]:
     return BatchDecoder.of(spec)
 
 
+def exif_fingerprint(exif: Exif) -> Fingerprint:
+    """What a fingerprint says of EXIF orientation: nothing where it is ignored."""
+    return {} if exif == "ignore" else {"exif": exif}
+
+
 @dataclass(frozen=True)
 class DetectionSpec:
     """Detection samples with a per-sample transform. See :class:`DecodeSpec`."""
@@ -151,6 +158,7 @@ class DetectionSpec:
     transform_key: str
     masks: bool
     pad_multiple: int
+    exif: Exif = "ignore"
     max_pixels: int = MAX_PIXELS
 
     def build(self) -> DetectionDecoder:
@@ -159,7 +167,7 @@ class DetectionSpec:
 
     def fingerprint(self) -> Fingerprint:
         """What must be equal for equal samples to give equal pixels and targets."""
-        return {"transform": self.transform, "masks": self.masks}
+        return {"transform": self.transform, "masks": self.masks, **exif_fingerprint(self.exif)}
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,8 @@ class DetectionDecoder:
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
             image = decode_rgb(sample.image, self._spec.max_pixels)
+            if self._spec.exif == "transpose":
+                image = _turned(image, stored_orientation(sample.image))
             _check_stated(sample, image)
             target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
@@ -218,6 +228,10 @@ class DetectionDecoder:
         if "masks" in decoded[0].target:
             arrays["masks"] = np.concatenate([_pack_masks(d.target["masks"], height, width) for d in decoded])
         return arrays
+
+
+def _turned(image: Image, orientation: int) -> Image:
+    return image if orientation == 1 else np.array(upright(PIL.Image.fromarray(image), orientation))
 
 
 def _check_stated(sample: EncodedSample, image: Image) -> None:

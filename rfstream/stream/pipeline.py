@@ -165,6 +165,7 @@ def _detection(config: Config, index: SplitIndex, *, training: bool) -> Detectio
         transform_key="augment.cpu" if training else "augment.eval",
         masks=config.decode.masks,
         pad_multiple=config.decode.pad_multiple,
+        exif=config.decode.exif,
         max_pixels=config.decode.max_pixels,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image, UnidentifiedImageError
 
+from rfstream.dataset.exif import TURNED, orientation_of
 from rfstream.stream.image import decode_rgb
 from rfstream.tools.check_traits import Finding
 
@@ -20,8 +21,6 @@ _WORKERS = 2  # decoding releases the interpreter's lock; each worker holds one 
 _EXTENSIONS = {"JPEG": ("jpg", "jpeg"), "MPO": ("jpg", "jpeg"), "PNG": ("png",), "WEBP": ("webp",), "BMP": ("bmp",)}
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTH = 24  # byte that holds a PNG's bits a channel
-_ORIENTATION = 0x0112  # EXIF tag
-_TURNED = range(5, 9)  # orientations that exchange width and height
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +99,9 @@ def _header(data: bytes) -> _Header:
             mode=image.mode,
             size=image.size,
             frames=getattr(image, "n_frames", 1),
-            orientation=_orientation(image),
+            orientation=orientation_of(image),
             alpha=image.has_transparency_data,
         )
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 (upright) if there is none or none that can be read."""
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged metadata raises many kinds
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _transparent(data: bytes) -> bool:
@@ -124,7 +114,7 @@ def _transparent(data: bytes) -> bool:
 def _frame(own: tuple[int, int], stated: tuple[int, int] | None, orientation: int) -> Iterator[Finding]:
     differs = f": {own[0]} x {own[1]} in the file, {stated[0]} x {stated[1]} in the annotations" if stated else ""
     if stated and stated != own:
-        turned = orientation in _TURNED and stated == own[::-1]
+        turned = orientation in TURNED and stated == own[::-1]
         yield "rotated-frame" if turned else "size-differs", differs
     if orientation != 1:
         yield "rotated-image", f": orientation {orientation}"

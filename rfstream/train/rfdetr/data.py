@@ -170,6 +170,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
             split=role,
             seed=config.stream.seed,
             labels=None if labels is None else tuple(sorted(labels.items())),
+            exif=config.decode.exif,
             max_pixels=config.decode.max_pixels,
         )
 

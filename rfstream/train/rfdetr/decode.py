@@ -30,7 +30,7 @@ class RFDETRDecoder:
         self._max_pixels = spec.max_pixels
         permit(spec.max_pixels)
         labels = None if spec.labels is None else dict(spec.labels)
-        self._transform = RFDETRTransform.of(settings, spec.split, labels)
+        self._transform = RFDETRTransform.of(settings, spec.split, labels, spec.exif)
         self._collate = make_collate_fn(
             block_size=settings.block_size,
             pack=True,

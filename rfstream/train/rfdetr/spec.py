@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rfstream.config import MAX_PIXELS
+from rfstream.config import MAX_PIXELS, Exif
 from rfstream.plan.position import Fingerprint
-from rfstream.stream.decode import SampleDecoder
+from rfstream.stream.decode import SampleDecoder, exif_fingerprint
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class RFDETRSpec:
     split: str
     seed: int
     labels: tuple[tuple[int, int], ...] | None
+    exif: Exif = "ignore"
     max_pixels: int = MAX_PIXELS
 
     def build(self) -> SampleDecoder[Any]:
@@ -32,4 +33,4 @@ class RFDETRSpec:
 
     def fingerprint(self) -> Fingerprint:
         """What must be equal for equal samples to give equal pixels and targets."""
-        return {"rfdetr": self.settings}
+        return {"rfdetr": self.settings, **exif_fingerprint(self.exif)}

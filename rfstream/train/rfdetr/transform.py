@@ -21,6 +21,8 @@ from rfdetr.datasets.transforms import AlbumentationsWrapper, Normalize
 from torch import Tensor
 from torchvision.transforms.v2 import ToImage
 
+from rfstream.config import Exif
+from rfstream.dataset.exif import TURNED, stored_orientation, upright
 from rfstream.plan.keys import key_of
 from rfstream.stream.targets import check_mask
 from rfstream.train.rfdetr.settings import Settings
@@ -44,6 +46,7 @@ class RFDETRTransform:
         train_config: RF-DETR's training configuration.
         split: ``"train"`` augments; any other split is resized alone, as RF-DETR does.
         labels: category id -> label; None keeps the ids.
+        exif: ``"transpose"`` turns images as their EXIF orientation says, which RF-DETR does not.
     """
 
     def __init__(
@@ -53,17 +56,21 @@ class RFDETRTransform:
         split: str,
         *,
         labels: Mapping[int, int] | None = None,
+        exif: Exif = "ignore",
     ) -> None:
-        self._set_up(Settings.of(model_config, train_config), split, labels)
+        self._set_up(Settings.of(model_config, train_config), split, labels, exif)
 
     @classmethod
-    def of(cls, settings: Settings, split: str, labels: Mapping[int, int] | None) -> RFDETRTransform:
+    def of(
+        cls, settings: Settings, split: str, labels: Mapping[int, int] | None, exif: Exif = "ignore"
+    ) -> RFDETRTransform:
         """The transform of resolved settings."""
         self = cls.__new__(cls)
-        self._set_up(settings, split, labels)
+        self._set_up(settings, split, labels, exif)
         return self
 
-    def _set_up(self, settings: Settings, split: str, labels: Mapping[int, int] | None) -> None:
+    def _set_up(self, settings: Settings, split: str, labels: Mapping[int, int] | None, exif: Exif) -> None:
+        self._exif = exif
         image_set = "train" if split == "train" else "val"
         steps = _pipeline(settings, image_set)
         stop = next(i for i, step in enumerate(steps) if isinstance(step, ToImage))
@@ -92,12 +99,16 @@ class RFDETRTransform:
     def decode(self, image: bytes, image_id: int, annotations: Sequence[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """An encoded image and its COCO annotations to a PIL image and a target in pixels of the decoded image.
 
-        EXIF orientation is ignored, crowd annotations are left out, both as RF-DETR does.
+        Crowd annotations are left out, as RF-DETR does.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: RF-DETR's and Pillow's own, for a damaged sample.
         """
         decoded, scale = decode_pil_image_bytes(image, self._draft_size)
+        if self._exif == "transpose":
+            orientation = stored_orientation(image)
+            decoded = upright(decoded, orientation)
+            scale = scale[::-1] if orientation in TURNED else scale
         if scale != (1.0, 1.0):
             annotations = [scale_coco_annotation(annotation, *scale) for annotation in annotations]
         if self._convert.include_masks:  # RF-DETR hands them to native code as they are

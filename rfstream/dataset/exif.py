@@ -1,0 +1,59 @@
+"""EXIF orientation: how an image is to be turned before it is shown (Exif 2.3, tag 0x0112)."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image
+
+_TAG = 0x0112
+TURNED = (5, 6, 7, 8)
+"""Orientations that swap width and height."""
+_UPRIGHT = {  # as Pillow's ImageOps.exif_transpose has them
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Orientation 1 to 8 of an opened image, 1 (upright) if there is none or none that can be read."""
+    try:
+        value = image.getexif().get(_TAG, 1)
+    except Exception:  # damaged metadata raises many kinds
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def stored_orientation(data: bytes) -> int:
+    """:func:`orientation_of` an encoded image, 1 also for what is none; nothing is decoded."""
+    return _header(data)[1]
+
+
+def is_of_turned_frame(data: bytes, width: int | None, height: int | None) -> bool:
+    """Whether annotations for ``width`` x ``height`` are for the encoded image as it is shown, not as it is stored."""
+    if width == height or width is None or height is None:
+        return False
+    size, orientation = _header(data)
+    return orientation in TURNED and size == (height, width)
+
+
+def _header(data: bytes) -> tuple[tuple[int, int], int]:
+    """Width and height as stored, and orientation."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd metadata
+            with Image.open(io.BytesIO(data)) as image:
+                return image.size, orientation_of(image)
+    except Exception:  # whoever decodes it says what is wrong with it
+        return (0, 0), 1
+
+
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """``image`` as it is to be shown."""
+    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
