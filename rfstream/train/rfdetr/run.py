@@ -86,6 +86,7 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
     if unknown:
         raise ConfigError(f"train.model_args.{min(unknown)} is unknown: fields of RF-DETR go under model or train")
     model_values, train_values = (dict(run.model_args.get(part) or {}) for part in ("model", "train"))
+    _check_output(str(train_values.get("output_dir", run.output)))
     space, stream = _space(config), config.stream
     try:
         model_config = model_class(**model_values)
@@ -110,7 +111,6 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
         )
     except ValueError as error:
         raise ConfigError(f"train.model_args: {' '.join(str(error).split())}") from None
-    _check_output(train_config.output_dir)
     return model_config, train_config
 
 
