@@ -20,13 +20,11 @@ Positive = Annotated[int, Field(ge=1)]
 MAX_PIXELS = 178_956_970
 """Where Pillow refuses an image as a decompression bomb by default; not read from Pillow, since RF-DETR raises its
 limit."""
-
-
 Exif = Literal["ignore", "transpose"]
 Mismatch = Literal[
     "pack", "seed", "shuffle", "block_bytes", "window_samples", "tail", "transform", "masks", "exif", "rfdetr"
 ]
-"""What a state's fingerprint holds."""
+"""What a state's fingerprint holds (see ``RankLoader.fingerprint``)."""
 
 
 class _Section(BaseModel):
@@ -71,7 +69,6 @@ class StreamConfig(_Section):
     """Folder or fsspec URL of the reports on bad samples, one Parquet file a rank."""
     max_bad_rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
     """Share of replaced samples past which training stops, once a rank has had a hundred samples."""
-
     allow_mismatch: list[Mismatch] = []
     """Ways in which a state may be of another stream, and a run go on from it all the same: at its count of samples."""
 

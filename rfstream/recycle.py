@@ -38,7 +38,7 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy of ``array`` in such memory."""
+    """A copy of ``array`` in memory that :func:`empty` gives."""
     copy = empty(array.shape, array.dtype)
     copy[...] = array
     return copy

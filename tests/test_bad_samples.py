@@ -182,10 +182,10 @@ def test_each_kind_is_raised_and_replaced(
     spec: DecodeSpec, pack: SplitIndex, samples: list[EncodedSample], kind: str
 ) -> None:
     reason, damage = KINDS[kind]
-    decoder, damaged = BatchDecoder.of(spec), damage(samples[3])
+    damaged = damage(samples[3])
     with pytest.raises(SampleError, match=reason):
-        decoder.batch([damaged], 0, 0, 3)
-    wire = decoder.batch([samples[2], damaged], 0, 0, 2, substitutes(pack))
+        BatchDecoder.of(spec).batch([damaged], 0, 0, 3)
+    wire = BatchDecoder.of(spec, substitutes(pack)).batch([samples[2], damaged], 0, 0, 2)
     assert wire.keys[0] == samples[2].key and wire.keys[1] != damaged.key
     assert {position for position, _ in wire.bad} == {3}
     assert wire.bad[0][1].key == damaged.key
@@ -198,8 +198,8 @@ def test_annotations_for_another_size_are_bad_but_not_for_rfdetr(
     turned = replace(samples[3], width=480, height=640)
     with pytest.raises(SampleError, match=r"the file has 640 x 480 pixels, and its annotations are for 480 x 640"):
         BatchDecoder.of(detection(pack)).batch([turned], 0, 0, 0)
-    assert BatchDecoder.of(detection(pack)).batch([turned], 0, 0, 0, substitutes(pack)).keys != [turned.key]
-    assert BatchDecoder.of(rfdetr(pack)).batch([turned], 0, 0, 0, substitutes(pack)).keys == [turned.key]
+    assert BatchDecoder.of(detection(pack), substitutes(pack)).batch([turned], 0, 0, 0).keys != [turned.key]
+    assert BatchDecoder.of(rfdetr(pack), substitutes(pack)).batch([turned], 0, 0, 0).keys == [turned.key]
     unstated = replace(samples[3], width=None, height=None)
     assert BatchDecoder.of(detection(pack)).batch([unstated], 0, 0, 0).keys == [unstated.key]
 
@@ -215,7 +215,7 @@ def test_a_malformed_mask_is_replaced_before_native_code_sees_it(
 ) -> None:
     masks = detection(pack, masks=True) if decoder == "detection" else rfdetr(pack, kind="segmentation", resolution=144)
     damaged = with_annotation(samples[3], segmentation=segmentation)
-    wire = BatchDecoder.of(masks).batch([damaged], 0, 0, 3, substitutes(pack))
+    wire = BatchDecoder.of(masks, substitutes(pack)).batch([damaged], 0, 0, 3)
     assert "has a segmentation that is neither polygons nor RLE of the image" in wire.bad[0][1].reason
 
 
@@ -235,7 +235,7 @@ def test_the_limit_of_pixels_is_the_configurations(monkeypatch: pytest.MonkeyPat
 def test_a_transform_that_fails_is_no_bad_sample(pack: SplitIndex, samples: list[EncodedSample]) -> None:
     failing = detection(pack, transform='{"transform": "tests.augmentations:large_crop"}')
     with pytest.raises(ConfigError, match=r"augment.cpu fails on shard"):
-        BatchDecoder.of(failing).batch(samples[:1], 0, 0, 0, substitutes(pack))
+        BatchDecoder.of(failing, substitutes(pack)).batch(samples[:1], 0, 0, 0)
 
 
 # What takes its place
@@ -266,13 +266,14 @@ def test_a_substitute_is_the_positions_own(
     spec: DecodeSpec, pack: SplitIndex, samples: list[EncodedSample], bad_keys: dict[str, str]
 ) -> None:
     """Key, pixels and targets are those of the first drawn row that decodes, under the position's augmentation."""
-    decoder, row_of = BatchDecoder.of(spec), {sample.key: sample.row for sample in samples}
+    strict, replacing = BatchDecoder.of(spec), BatchDecoder.of(spec, substitutes(pack))
+    row_of = {sample.key: sample.row for sample in samples}
     chains = 0
     for position, key in enumerate(bad_keys, start=40):
         drawn = list(substitute_rows(pack.num_samples, row_of[key], 0, 7, position))
         first = next(row for row in drawn if samples[row].key not in bad_keys)
-        replaced = decoder.batch([samples[row_of[key]]], 7, 0, position, substitutes(pack))
-        expected = decoder.batch([samples[first]], 7, 0, position)
+        replaced = replacing.batch([samples[row_of[key]]], 7, 0, position)
+        expected = strict.batch([samples[first]], 7, 0, position)
         assert replaced.keys == expected.keys == [samples[first].key]
         for name, value in expected.arrays.items():
             assert np.array_equal(replaced.arrays[name], value), name
@@ -284,7 +285,7 @@ def test_a_substitute_is_the_positions_own(
 
 def test_bad_samples_cross_the_wire(pack: SplitIndex, samples: list[EncodedSample], bad_keys: dict[str, str]) -> None:
     number = next(sample.row for sample in samples if sample.key in bad_keys)
-    wire = BatchDecoder.of(detection(pack)).batch([samples[number]], 0, 0, 0, substitutes(pack))
+    wire = BatchDecoder.of(detection(pack), substitutes(pack)).batch([samples[number]], 0, 0, 0)
     assert wire.bad and from_row(to_row(wire)).bad == wire.bad
 
 
@@ -294,10 +295,9 @@ def test_where_nothing_decodes_the_sentence_says_so(pack: SplitIndex, samples: l
             return (replace(other, image=b"") for other in super().of(bad, epoch, position))
 
     spec, damaged = ReaderSpec(pack.path, "train", pack.digest), replace(samples[0], image=b"")
-    decoder = BatchDecoder.of(detection(pack))
     for rows, others in ((pack.num_samples, ATTEMPTS), (1, 0)):
         with pytest.raises(SampleError, match=rf"the image file is empty .*\({others} others were tried\): repair"):
-            decoder.batch([damaged], 0, 0, 0, Broken(spec, rows, 0))
+            BatchDecoder.of(detection(pack), Broken(spec, rows, 0)).batch([damaged], 0, 0, 0)
 
 
 # The stream

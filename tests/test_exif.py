@@ -16,6 +16,9 @@ from rfdetr_reference import configs
 import rfstream
 from rfstream.config import Exif
 from rfstream.dataset.tar import EncodedSample
+from rfstream.errors import StateError
+from rfstream.plan.position import Position, position_of, state_of
+from rfstream.plan.windows import Windows
 from rfstream.stream.decode import BatchDecoder, DetectionSpec
 from rfstream.train.rfdetr import RFDETRTransform
 
@@ -80,12 +83,16 @@ def test_rfdetr_s_transforms_get_the_image_upright(tmp_path: Path, orientation: 
     assert all(target[name].equal(values) for name, values in of_upright.items())
 
 
-def test_a_state_of_the_other_orientation_is_refused() -> None:
-    ignoring, turning = (
-        DetectionSpec(0, (), "", "", masks=False, pad_multiple=1, exif=exif).fingerprint()
-        for exif in ("ignore", "transpose")
+@pytest.mark.parametrize(("saved", "now"), [("ignore", "transpose"), ("transpose", "ignore")])
+def test_a_state_of_the_other_orientation_is_refused(saved: Exif, now: Exif) -> None:
+    windows = Windows(8, 1, 1, 4, "wrap")
+    was, is_now = (
+        DetectionSpec(0, (), "", "", masks=False, pad_multiple=1, exif=exif).fingerprint() for exif in (saved, now)
     )
-    assert "exif" not in ignoring and turning["exif"] == "transpose"
+    state = state_of(Position(0, 1), windows, was)
+    assert position_of(state, windows, was) == position_of(state, windows, is_now, ["exif"]) == Position(0, 1)
+    with pytest.raises(StateError, match="exif was"):
+        position_of(state, windows, is_now)
 
 
 @pytest.mark.parametrize("stated", [(WIDTH, HEIGHT), (HEIGHT, WIDTH)], ids=["as stored", "as shown"])

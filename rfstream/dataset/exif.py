@@ -5,20 +5,11 @@ from __future__ import annotations
 import io
 import warnings
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 _TAG = 0x0112
 TURNED = (5, 6, 7, 8)
 """Orientations that swap width and height."""
-_UPRIGHT = {  # as Pillow's ImageOps.exif_transpose has them
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def orientation_of(image: Image.Image) -> int:
@@ -55,5 +46,8 @@ def _header(data: bytes) -> tuple[tuple[int, int], int]:
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
-    """``image`` as it is to be shown."""
-    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
+    """``image``, whose file is of ``orientation``, as it is to be shown."""
+    if orientation == 1:
+        return image
+    image.getexif()[_TAG] = orientation  # decoding and conversion have lost it
+    return ImageOps.exif_transpose(image)

@@ -54,12 +54,8 @@ def make_folder(url: str) -> None:
         DatasetError: if it can't be made.
     """
     with _explained(url, "made"):
-        local = local_path(url)
-        if local is not None:
-            local.mkdir(parents=True, exist_ok=True)
-        else:
-            fs, path = _filesystem(url)
-            fs.makedirs(path, exist_ok=True)
+        fs, path = _filesystem(url)
+        fs.makedirs(path, exist_ok=True)
 
 
 def read_bytes(url: str) -> bytes:

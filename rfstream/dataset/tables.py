@@ -106,11 +106,11 @@ def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
     starts = _int64_column(url, "first", reindex, num_samples)
     nbytes = _int64_column(url, "nbytes", reindex)
     try:
-        if len(nbytes):
-            return Fragments(starts, nbytes)
-    except PlanError:
-        pass
-    raise DatasetError(f"{url}: does not describe the {num_samples} samples of the index; {reindex}")
+        return Fragments(starts, nbytes)
+    except PlanError as error:
+        raise DatasetError(
+            f"{url}: does not describe the {num_samples} samples of the index ({error}); {reindex}"
+        ) from None
 
 
 def read_crowds(url: str, reindex: str) -> pa.Table:

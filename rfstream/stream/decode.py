@@ -25,7 +25,7 @@ from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
 from rfstream.stream.bad import BadSample, BadSampleError, bad_sample
-from rfstream.stream.image import decode_rgb, permit, to_planes
+from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
@@ -70,7 +70,9 @@ class DecodeSpec(Protocol):
 
 
 class Substitutes(Protocol):
-    """Where training finds a sample in the place of one that can't be decoded."""
+    """Where training finds a sample in the place of one that can't be decoded; in a few hashable values."""
+
+    def __hash__(self) -> int: ...
 
     def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterable[EncodedSample]:
         """Samples to try in the place of ``bad`` at ``position`` of an epoch's order: the same ones for the same
@@ -79,29 +81,24 @@ class Substitutes(Protocol):
 
 
 class BatchDecoder(Generic[S]):
-    """Turns encoded samples into batches."""
+    """Turns encoded samples into batches.
 
-    def __init__(self, decoder: SampleDecoder[S], seed: int) -> None:
+    A sample that can't be decoded is replaced from ``substitutes`` if there are any: what stands in its place is
+    decoded and augmented as if it were the position's own.
+    """
+
+    def __init__(self, decoder: SampleDecoder[S], seed: int, substitutes: Substitutes | None) -> None:
         self._decoder = decoder
         self._seed = seed
+        self._substitutes = substitutes
 
     @staticmethod
-    def of(spec: DecodeSpec) -> BatchDecoder[Any]:
+    def of(spec: DecodeSpec, substitutes: Substitutes | None = None) -> BatchDecoder[Any]:
         """A decoder of batches for this process."""
-        return BatchDecoder(spec.build(), spec.seed)
+        return BatchDecoder(spec.build(), spec.seed, substitutes)
 
-    def batch(
-        self,
-        samples: Sequence[EncodedSample],
-        epoch: int,
-        batch: int,
-        first_position: int,
-        substitutes: Substitutes | None = None,
-    ) -> WireBatch:
+    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
         """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
-
-        One that can't be decoded is replaced from ``substitutes`` if there are any: what stands in its place is decoded
-        and augmented as if it were the position's own.
 
         Raises:
             SampleError: naming shard, key, file, byte and reason, if a sample can't be decoded or replaced.
@@ -111,23 +108,22 @@ class BatchDecoder(Generic[S]):
         decoded: list[S] = []
         found: list[tuple[int, BadSample]] = []
         for position, own in enumerate(samples, start=first_position):
-            key, sample, bad = self._sample(own, epoch, position, substitutes)
+            key, sample, bad = self._sample(own, epoch, position)
             keys.append(key)
             decoded.append(sample)
             found += [(position, each) for each in bad]
         return WireBatch(epoch, batch, keys, self._decoder.collate(decoded), found)
 
-    def _sample(
-        self, own: EncodedSample, epoch: int, position: int, substitutes: Substitutes | None
-    ) -> tuple[str, S, list[BadSample]]:
+    def _sample(self, own: EncodedSample, epoch: int, position: int) -> tuple[str, S, list[BadSample]]:
         """Key and content of what stands at ``position``, and what could not."""
         augmentation = sample_key(self._seed, epoch, position)
         bad: list[BadSample] = []
-        for sample in itertools.chain([own], () if substitutes is None else substitutes.of(own, epoch, position)):
+        others = () if self._substitutes is None else self._substitutes.of(own, epoch, position)
+        for sample in itertools.chain([own], others):
             try:
                 return sample.key, self._decoder.sample(sample, augmentation), bad
             except BadSampleError as error:
-                if substitutes is None:
+                if self._substitutes is None:
                     raise
                 bad.append(error.bad)
         raise SampleError(
@@ -137,9 +133,9 @@ class BatchDecoder(Generic[S]):
 
 
 @lru_cache(maxsize=8)
-def decoder_of(spec: DecodeSpec) -> BatchDecoder[Any]:
+def decoder_of(spec: DecodeSpec, substitutes: Substitutes | None = None) -> BatchDecoder[Any]:
     """This process's decoder for ``spec``: built once, whichever task comes first."""
-    return BatchDecoder.of(spec)
+    return BatchDecoder.of(spec, substitutes)
 
 
 def exif_fingerprint(exif: Exif) -> Fingerprint:
@@ -186,7 +182,7 @@ class DetectionDecoder:
         self._transform = build_transform(config, spec.transform_key)
         self._labels = dict(spec.labels)
         self._spec = spec
-        permit(spec.max_pixels)
+        raise_pillow_limit(spec.max_pixels)
 
     def sample(self, sample: EncodedSample, key: int) -> _Decoded:
         """See :class:`SampleDecoder`."""
@@ -231,6 +227,7 @@ class DetectionDecoder:
 
 
 def _turned(image: Image, orientation: int) -> Image:
+    """``image`` upright; writable, as a transform may expect."""
     return image if orientation == 1 else np.array(upright(PIL.Image.fromarray(image), orientation))
 
 

@@ -62,7 +62,7 @@ def check_header(data: bytes, max_pixels: int) -> None:
         pass
 
 
-def permit(max_pixels: int) -> None:
+def raise_pillow_limit(max_pixels: int) -> None:
     """Let Pillow open images of ``max_pixels`` in this process, where its own limit is lower: it refuses twice that."""
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels

@@ -112,8 +112,7 @@ class StagedDecode:
     """Staged decoding in the actor pool: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
 
     def __init__(self, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
-        self._decoder = decoder_of(decode)
-        self._substitutes = substitutes
+        self._decoder = decoder_of(decode, substitutes)
 
     def __call__(self, row: pa.Table) -> pa.Table:
         """Decode the one batch in ``row``."""
@@ -124,7 +123,7 @@ class StagedDecode:
             for image, sidecar, place in zip(*members, strict=True)
         ]
         epoch, batch, position = (columns[name].as_py() for name in ("epoch", "batch", "position"))
-        return to_row(self._decoder.batch(samples, epoch, batch, position, self._substitutes))
+        return to_row(self._decoder.batch(samples, epoch, batch, position))
 
 
 def _read_decoded(
@@ -132,7 +131,7 @@ def _read_decoded(
 ) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
-        yield to_row(decoder_of(decode).batch(samples, task.epoch, m, m * task.batch_size, substitutes))
+        yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
 def _read_encoded(task: Task, reader: ReaderSpec) -> Iterator[pa.Table]:

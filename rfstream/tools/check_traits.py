@@ -130,7 +130,7 @@ KINDS = {
         "error", "boxes are drawn on the turned image, all are wrong: training stops at it, RF-DETR sees it as stored"
     ),
     "size-differs": Kind("error", "boxes were meant for another size: training stops at it, RF-DETR goes on"),
-    "rotated-image": Kind("warning", "EXIF orientation is not applied: training sees the image as it is stored"),
+    "rotated-image": Kind("warning", "training sees the image as it is stored, unless decode.exif=transpose"),
     "huge-image": Kind("warning", "decoded at full size: hundreds of megabytes for one sample"),
     "cmyk-image": Kind("warning", "turned to RGB without a colour profile: colours are off"),
     "deep-image": Kind("warning", "training sees the upper eight bits of each value"),

@@ -32,11 +32,11 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
         DatasetError: if the shards can't be read.
     """
     task = pipeline.plan.task(order, 0, 1)
-    decoder = decoder_of(pipeline.decode)
+    decoder = decoder_of(pipeline.decode, pipeline.substitutes)
     for _ in range(2):
         before = time.perf_counter()
         samples = reader_of(pipeline.reader).read(task.rows(0, 1))
-        wire = decoder.batch(samples, 0, 0, 0, pipeline.substitutes)
+        wire = decoder.batch(samples, 0, 0, 0)
         seconds = time.perf_counter() - before
     return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples))
 

@@ -12,7 +12,7 @@ from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 
 from rfstream.dataset.tar import EncodedSample
 from rfstream.stream.bad import bad_sample
-from rfstream.stream.image import check_header, permit, pixels_of, to_planes
+from rfstream.stream.image import check_header, pixels_of, raise_pillow_limit, to_planes
 from rfstream.stream.targets import parse_sidecar
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
@@ -28,7 +28,7 @@ class RFDETRDecoder:
     def __init__(self, spec: RFDETRSpec) -> None:
         settings = Settings.from_json(spec.settings)
         self._max_pixels = spec.max_pixels
-        permit(spec.max_pixels)
+        raise_pillow_limit(spec.max_pixels)
         labels = None if spec.labels is None else dict(spec.labels)
         self._transform = RFDETRTransform.of(settings, spec.split, labels, spec.exif)
         self._collate = make_collate_fn(
