@@ -23,12 +23,12 @@ from typing import Annotated, Any
 
 import albumentations as A
 import numpy as np
-import psutil
 import pyarrow as pa
 import ray
 import typer
 from bad_storage import BadStorage, Mode
 from common import RESULTS
+from killing import kill_worker
 from ray._private.internal_api import memory_summary
 from ray.cluster_utils import Cluster
 from rich.console import Console
@@ -61,23 +61,14 @@ class Stream:
     held: list[Any] = field(default_factory=list)
 
 
-def kill_process(title: str) -> Callable[[Stream], None]:
-    """SIGKILL for one of Ray's processes that runs ``title``; waits until there is one."""
+def kill(title: str) -> Callable[[Stream], None]:
+    """SIGKILL for one of Ray's processes that runs ``title``."""
 
-    def kill(_: Stream) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            for process in psutil.Process().children(recursive=True):
-                try:
-                    if process.cmdline() and process.cmdline()[0].startswith(f"ray::{title}"):
-                        process.kill()
-                        return
-                except psutil.Error:
-                    continue
-            time.sleep(0.01)
-        raise RuntimeError(f"no process of {title} to kill")
+    def inject(_: Stream) -> None:
+        if not kill_worker(title, TIMEOUT_S):
+            raise RuntimeError(f"no process of {title} to kill")
 
-    return kill
+    return inject
 
 
 def kill_node(stream: Stream) -> None:
@@ -122,11 +113,11 @@ class Fault:
 
 FAULTS = {
     "nothing": Fault(lambda _: None),
-    "kill -9 of a decode actor": Fault(kill_process("MapWorker")),
-    "kill -9 of a read task's worker": Fault(kill_process("Read"), url=True),
+    "kill -9 of a decode actor": Fault(kill("MapWorker")),
+    "kill -9 of a read task's worker": Fault(kill("Read"), url=True),
     "loss of a node, CPUs to spare": Fault(kill_node, nodes=2, cpus=4),
     "loss of a node, no CPUs to spare": Fault(kill_node, nodes=2),
-    "kill -9 of the split's coordinator": Fault(kill_process("SplitCoordinator")),
+    "kill -9 of the split's coordinator": Fault(kill("SplitCoordinator")),
     "kill -9 of the training process": Fault(kill_self),
     "object store 5/8 taken by others": Fault(fill_store, store=SMALL_STORE),
     "the same, and no disk to spill to": Fault(fill_store, store=SMALL_STORE, full_disk=True),
