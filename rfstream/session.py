@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import math
 import os
+import time
 
 import ray
+from ray._private import worker
+from ray._private.state import state
 
 from rfstream.errors import ConfigError, StreamError
+
+EXIT_GRACE_S = 10.0
+"""Seconds that ranks may take from their last collective call to their exit."""
 
 
 def ensure_ray(min_cpus: int = 1) -> None:
@@ -42,14 +49,32 @@ def ensure_ray(min_cpus: int = 1) -> None:
     _quiet()
 
 
+def leave_last() -> None:
+    """At this process's exit, let the other processes that use its Ray leave first: it ends with this one, and them.
+
+    Waits :data:`EXIT_GRACE_S` at most, since it may be this one's failure that they wait for. Nothing to do where Ray
+    is not this process's.
+    """
+    node = worker._global_node
+    if node is not None and node.is_head():
+        atexit.register(_wait_for_others)  # Ray's own handler, registered before, runs after it
+
+
+def _wait_for_others() -> None:
+    deadline = time.monotonic() + EXIT_GRACE_S
+    while ray.is_initialized() and time.monotonic() < deadline:
+        # No public call tells without a dashboard.
+        if not any(job["DriverPid"] != os.getpid() and not job["IsDead"] for job in state.job_table()):
+            return
+        time.sleep(0.1)
+
+
 def most_of(resource: str) -> float:
     """The most of ``resource`` that the cluster can ever have; infinite where an autoscaler may add some.
 
     Ray's own autoscalers tell nobody their limits. A cluster of which this process is the head has none.
     """
-    from ray._private import worker  # no public calls tell either
-    from ray._private.state import state
-
+    # No public calls tell either.
     now: float = ray.cluster_resources().get(resource, 0)
     limits = state.get_max_resources_from_cluster_config()
     if limits is not None:

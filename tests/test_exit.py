@@ -65,3 +65,32 @@ def test_nothing_is_left_when_the_process_ends(packs: Path, how: str, code: int 
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert not left, [" ".join(p.cmdline())[:80] for p in left]
+
+
+RANKS = """
+import sys, time
+import torch.distributed as dist
+import rfstream
+dist.init_process_group("gloo")
+loader = rfstream.ray_loader(rfstream.Config(data={"path": sys.argv[1]}, stream={"batch_size": 8}), "val")
+for batch in loader:
+    pass
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(3)
+    print("rank 1 has ended", flush=True)
+"""
+
+
+def test_rank_0_s_ray_outlives_the_other_ranks(packs: Path, tmp_path: Path) -> None:
+    """Ray ends the processes that use it when it ends, and it ends with the process that started it."""
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, str(tmp_path / "ranks.py"), str(packs / "coco_cc")],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and "rank 1 has ended" in done.stdout, done.stderr[-2000:]

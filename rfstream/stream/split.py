@@ -23,7 +23,7 @@ from ray.data._internal.stats import get_or_create_stats_actor
 from rfstream.config import Config
 from rfstream.errors import RFStreamError, StreamError
 from rfstream.plan.position import Position
-from rfstream.session import attach_ray, ensure_ray
+from rfstream.session import attach_ray, ensure_ray, leave_last
 from rfstream.stream.pipeline import PREFETCHED, Pipeline
 
 
@@ -163,6 +163,7 @@ def join_cluster(config: Config, world_size: int) -> None:
     if dist.get_rank() == 0:
         try:
             ensure_ray(config.decode.actors[0])
+            leave_last()
             mine = {"address": ray.get_runtime_context().gcs_address, "auth_mode": os.environ.get("RAY_AUTH_MODE")}
         except Exception as error:  # as above
             mine = {"error": str(error)}
