@@ -1,29 +1,59 @@
-"""Object storage on a bad day: a folder over HTTP, from a server that can be told to misbehave."""
+"""Object storage on a bad day: a folder or another server over HTTP, from a server that can be told to misbehave."""
 
 from __future__ import annotations
 
+import http.client
+import random
 import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
-Mode = Literal["well", "error", "stall", "cut", "break off"]
-"""``error``: status 503. ``stall``: no answer. ``cut``: half of the bytes, under headers that say so. ``break off``:
-half of the bytes that the headers promise."""
+Mode = Literal["well", "error", "refuse", "stall", "cut", "break off"]
+"""``error``: status 503. ``refuse``: status 403. ``stall``: no answer. ``cut``: half of the bytes, under headers that
+say so. ``break off``: half of the bytes that the headers promise."""
+_PIECE = 64 * 1024
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """How any request goes where no mode says otherwise: shares of requests that fail with 503 and of bodies that break
+    off, drawn from ``seed``; seconds before each answer; bytes per second of all answers together."""
+
+    errors: float = 0.0
+    broken: float = 0.0
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
+    seed: int = 0
 
 
 class BadStorage:
-    """Serves ``folder`` at ``url`` until it is closed. ``mode`` says how requests for shards go; all others go well."""
+    """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
-    def __init__(self, folder: Path) -> None:
+    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts them by what became of them:
+    a :data:`Mode`.
+    """
+
+    def __init__(self, source: Path | str, line: Line = Line()) -> None:
         self.mode: Mode = "well"
+        self.line = line
+        self.requests: Counter[Mode] = Counter()
         self.closed = threading.Event()
+        self._draw = random.Random(line.seed)
+        self._lock = threading.Lock()
+        self._free_at = 0.0
         storage = self
 
         class Handler(_Handler):
             def __init__(self, *request: Any) -> None:
-                self.storage, self.folder = storage, folder
+                self.storage, self.source = storage, source
                 super().__init__(*request)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -41,47 +71,96 @@ class BadStorage:
         self._server.shutdown()
         self._server.server_close()
 
+    def fate(self, of_shard: bool) -> Mode:
+        """How a request goes; ``of_shard``: it reads or writes a shard."""
+        with self._lock:
+            drawn = self._draw.random()
+            fate: Mode = "well"
+            if self.mode != "well":
+                fate = self.mode if of_shard else "well"
+            elif drawn < self.line.errors + self.line.broken:
+                fate = "error" if drawn < self.line.errors else "break off"
+            self.requests[fate] += 1
+        return fate
+
+    def wait_for(self, nbytes: int) -> None:
+        """Wait until the line has carried ``nbytes`` more."""
+        if self.line.bytes_per_s is None:
+            return
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.line.bytes_per_s
+            until = self._free_at
+        time.sleep(max(0.0, until - time.monotonic()))
+
 
 class _Handler(BaseHTTPRequestHandler):
-    """Whole files and single ranges."""
+    """Of a folder, whole files and single ranges; of a server, whatever it answers."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     storage: BadStorage
-    folder: Path
+    source: Path | str
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # who asked is gone
+            super().handle()
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._answer()
 
-    def do_GET(self) -> None:
-        self._answer(body=True)
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD  # noqa: N815 - the base class looks for them
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
-    def _answer(self, *, body: bool) -> None:
-        path = self.folder / self.path.lstrip("/")
-        mode = self.storage.mode if path.suffix == ".tar" else "well"
-        if mode == "stall":
+    def _answer(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fate = self.storage.fate(".tar" in unquote(self.path) or b".tar" in sent[:_PIECE])
+        time.sleep(self.storage.line.latency_s)
+        if fate == "stall":
             self.storage.closed.wait()
-        if mode == "error" or not path.is_file():
-            self.send_response(503 if mode == "error" else 404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        data = path.read_bytes()
-        size, span = len(data), self.headers.get("Range")
-        if span:
-            first, last = span.removeprefix("bytes=").split("-")
-            data = data[int(first) : int(last) + 1 if last else None]
+        status, headers, data = self._answer_of_source(fate, sent)
         promised = len(data)
-        if mode in ("cut", "break off"):
+        if fate in ("cut", "break off"):
             data = data[: promised // 2]
-        self.send_response(206 if span else 200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(promised if mode == "break off" else len(data)))
-        if span:
-            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(data) - 1}/{size}")
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(promised if fate == "break off" else len(data)))
         self.end_headers()
-        if body:
-            self.wfile.write(data)
-        self.close_connection = mode == "break off"
+        for first in range(0, 0 if self.command == "HEAD" else len(data), _PIECE):
+            piece = data[first : first + _PIECE]
+            self.storage.wait_for(len(piece))
+            self.wfile.write(piece)
+        self.close_connection = fate == "break off"
+
+    def _answer_of_source(self, fate: Mode, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+        if fate in ("error", "refuse"):
+            return 503 if fate == "error" else 403, {}, b""
+        return self._of_folder(self.source) if isinstance(self.source, Path) else self._of_server(self.source, sent)
+
+    def _of_folder(self, folder: Path) -> tuple[int, dict[str, str], bytes]:
+        path = folder / self.path.lstrip("/")
+        if not path.is_file():
+            return 404, {}, b""
+        span = self.headers.get("Range")
+        size = path.stat().st_size
+        first, last = (span.removeprefix("bytes=").split("-")) if span else ("0", "")
+        end = int(last) + 1 if last else size
+        with path.open("rb") as file:
+            file.seek(int(first))
+            data = file.read(end - int(first))
+        headers = {"Accept-Ranges": "bytes"}
+        if span:
+            headers["Content-Range"] = f"bytes {first}-{int(first) + len(data) - 1}/{size}"
+        return 206 if span else 200, headers, data
+
+    def _of_server(self, url: str, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+        connection.request(self.command, self.path, sent, kept)
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+        return answer.status, headers, data

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import gcs
 import pytest
+
+from benchmarks.bad_storage import BadStorage
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gRPC, which no emulator speaks
 os.environ["RAY_ADDRESS"] = "local"  # never a cluster that happens to run on this machine
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -27,8 +31,16 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """One local Ray for all tests that stream: four logical CPUs, whatever the machine has."""
+def bucket() -> Iterator[BadStorage]:
+    """A Google Cloud Storage bucket on this machine at ``gs://rfstream-test``, and the line to it, for all tests."""
+    with gcs.bucket() as storage:
+        yield storage
+
+
+@pytest.fixture(scope="session")
+def ray_session(bucket: BadStorage) -> Iterator[None]:
+    """One local Ray for all tests that stream: four logical CPUs, whatever the machine has; its workers see the bucket
+    too."""
     import ray
 
     if not ray.is_initialized():
