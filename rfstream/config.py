@@ -31,6 +31,15 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class CacheConfig(_Section):
+    """Whole shards of a remote pack on each node's own disk."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    """A folder on a disk of the node, shared by its processes."""
+    bytes: Annotated[ByteSize, Field(ge=1)]
+    """What all shards in it may take."""
+
+
 class DataConfig(_Section):
     """Where the packed dataset is."""
 
@@ -38,6 +47,8 @@ class DataConfig(_Section):
     """Folder of the pack: a local path or any fsspec URL."""
     splits: dict[str, str] = {"train": "train", "val": "val"}
     """Role (what code asks for) -> split name in the pack."""
+    cache: CacheConfig | None = None
+    """Keep shards of a remote pack on each node's disk."""
 
 
 class StreamConfig(_Section):
@@ -88,6 +99,12 @@ class StreamConfig(_Section):
         if self.on_bad_sample != "quarantine" and self.quarantine is not None:
             raise ValueError(f"quarantine is not written under on_bad_sample: {self.on_bad_sample}; leave it out")
         return self
+
+    @property
+    def deadline_s(self) -> float:
+        """How long one read from storage may take, all tries together, seconds: half of ``timeout_s``, so that what
+        storage did wrong is said before the stream says that nothing came."""
+        return self.timeout_s / 2
 
     def accumulation(self, world_size: int) -> int:
         """A for ``world_size`` ranks: ``grad_accum``, or what makes a window of ``global_batch``.

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rfstream.dataset import storage, tables
+from rfstream.dataset.retry import DEADLINE_S
 from rfstream.errors import DatasetError
 from rfstream.plan.order import Fragments
 
@@ -55,6 +56,7 @@ class SplitIndex:
         samples_per_shard: samples of each shard, or empty if the index does not say.
         generation: token in the names of the split's shards and tables.
         digest: first 16 hex digits of the SHA-256 of the index file.
+        deadline_s: how long reading one of the split's files may take, seconds.
     """
 
     path: str
@@ -67,6 +69,7 @@ class SplitIndex:
     samples_per_shard: tuple[int, ...]
     generation: str
     digest: str
+    deadline_s: float = DEADLINE_S
 
     def label_of(self) -> dict[int, int]:
         """Category id -> label, as RF-DETR assigns them (identity under "raw")."""
@@ -92,7 +95,7 @@ class SplitIndex:
         Raises:
             DatasetError: if the table is absent (a pack that another tool wrote) or does not fit the index.
         """
-        return tables.read_fragments(self.table_url("fragments"), self.num_samples, self.reindex)
+        return tables.read_fragments(self.table_url("fragments"), self.num_samples, self.reindex, self.deadline_s)
 
     def crowds(self) -> pa.Table:
         """Samples with crowd annotations (see :func:`rfstream.dataset.tables.read_crowds`).
@@ -100,7 +103,7 @@ class SplitIndex:
         Raises:
             DatasetError: if the table is absent, unreadable or of an older release.
         """
-        return tables.read_crowds(self.table_url("samples"), self.reindex)
+        return tables.read_crowds(self.table_url("samples"), self.reindex, self.deadline_s)
 
     def table_url(self, table: tables.TableName) -> str:
         """Path or URL of one of the split's Parquet tables.
@@ -109,7 +112,7 @@ class SplitIndex:
             DatasetError: if the pack has none, saying how to make it.
         """
         url = storage.join(self.path, tables.table_name(self.split, self.generation, table))
-        if not storage.exists(url):
+        if not storage.exists(url, self.deadline_s):
             raise DatasetError(f"{url} does not exist: {self.reindex} once")
         return url
 
@@ -180,24 +183,26 @@ def shard_name(split: str, generation: str, number: int) -> str:
     return f"{split}-{generation}-{number:06d}.tar"
 
 
-def has_split(path: str, split: str) -> bool:
+def has_split(path: str, split: str, deadline_s: float = DEADLINE_S) -> bool:
     """Whether the pack at ``path`` has an index of ``split``."""
-    return storage.exists(storage.join(path, index_name(check_split(split))))
+    return storage.exists(storage.join(path, index_name(check_split(split))), deadline_s)
 
 
-def read_index(path: str, split: str) -> SplitIndex:
+def read_index(path: str, split: str, deadline_s: float = DEADLINE_S) -> SplitIndex:
     """Read and check the index of ``split`` in the pack at ``path`` (a folder or an fsspec URL).
+
+    ``deadline_s`` bounds that, and each later read of the split's other files, in seconds.
 
     Raises:
         DatasetError: if there is none, or a field is malformed, escapes the pack's folder or contradicts another.
     """
     path = str(path)
     url = storage.join(path, index_name(split))
-    if not storage.exists(url):
+    data = storage.find_bytes(url, deadline_s)
+    if data is None:
         raise DatasetError(f"{url} does not exist: no split {split!r} is packed there; run `rfstream pack` first")
-    data = storage.read_bytes(url)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    return _build(path, url, split, _parse(url, data), digest)
+    return _build(path, url, split, _parse(url, data), digest, deadline_s)
 
 
 def _parse(url: str, data: bytes) -> _IndexFile:
@@ -211,7 +216,7 @@ def _parse(url: str, data: bytes) -> _IndexFile:
         raise DatasetError(f"{url}: not a readable JSON file ({storage.describe(error)}); pack again") from None
 
 
-def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> SplitIndex:
+def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str, deadline_s: float) -> SplitIndex:
     if raw.split != split:
         raise DatasetError(f"{url}: is an index of split {raw.split!r}, renamed; give that name or pack again")
     for name in raw.shards:
@@ -238,6 +243,7 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> Spl
         samples_per_shard=tuple(counts),
         generation=match.group(1) if match else digest[:8],
         digest=digest,
+        deadline_s=deadline_s,
     )
 
 

@@ -1,23 +1,42 @@
 """Bytes from a local folder or an fsspec URL.
 
 A pack lives at a local path or at any URL that fsspec knows (``gs://``, ``s3://``, ``https://``). ``file://`` is local.
+What is remote is tried again where that may help (:mod:`rfstream.dataset.retry`), for ``deadline_s`` at most.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import fsspec
+from typing_extensions import Buffer
 
+from rfstream.dataset.retry import DEADLINE_S, ShortBodyError, patiently
+from rfstream.dataset.retry import describe as describe
 from rfstream.errors import DatasetError
 
+T = TypeVar("T")
+
 _LOCAL_SCHEMES = ("file", "local")
+IN_FLIGHT = 8
+"""Range requests under way at once, of one call."""
+_SHORT_TRIES = 3
+"""An answer that is short as often as this is taken for all that there is."""
+_BUFFER = 1024 * 1024
+"""What a file opened at a URL reads at once, bytes."""
+_SLOWEST = 1_000_000
+"""Bytes per second that an upload is given time for beyond its deadline."""
 
 
 def local_path(url: str) -> Path | None:
@@ -33,7 +52,7 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def exists(url: str) -> bool:
+def exists(url: str, deadline_s: float = DEADLINE_S) -> bool:
     """Whether there is a file or folder at ``url``.
 
     Raises:
@@ -42,9 +61,11 @@ def exists(url: str) -> bool:
     local = local_path(url)
     if local is not None:
         return local.exists()
-    with _explained(url, "read"):
-        fs, path = _filesystem(url)
-        return bool(fs.exists(path))
+    try:
+        _remote(url, "read", deadline_s, "info")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def make_folder(url: str) -> None:
@@ -53,23 +74,49 @@ def make_folder(url: str) -> None:
     Raises:
         DatasetError: if it can't be made.
     """
+    local = local_path(url)
+    if local is None:
+        _remote(url, "made", DEADLINE_S, "makedirs", exist_ok=True)
+        return
     with _explained(url, "made"):
-        fs, path = _filesystem(url)
-        fs.makedirs(path, exist_ok=True)
+        local.mkdir(parents=True, exist_ok=True)
 
 
-def read_bytes(url: str) -> bytes:
+def read_bytes(url: str, deadline_s: float = DEADLINE_S) -> bytes:
     """The whole file at ``url``.
 
     Raises:
         DatasetError: if it can't be read.
     """
-    with _explained(url, "read"):
-        local = local_path(url)
-        if local is not None:
-            return local.read_bytes()
-        fs, path = _filesystem(url)
-        return bytes(fs.cat_file(path))
+    data = find_bytes(url, deadline_s)
+    if data is None:
+        raise DatasetError(f"{url}: can't be read (No such file or directory)")
+    return data
+
+
+def find_bytes(url: str, deadline_s: float = DEADLINE_S) -> bytes | None:
+    """The whole file at ``url``, or None if there is none.
+
+    Raises:
+        DatasetError: if it can't be read, or is shorter than its storage says.
+    """
+    local = local_path(url)
+    if local is not None:
+        with _explained(url, "read"):
+            return local.read_bytes() if local.exists() else None
+
+    def attempt(timeout: float) -> bytes:
+        began = time.monotonic()
+        size = _call(url, timeout, "info").get("size")
+        data = bytes(_call(url, timeout - (time.monotonic() - began), "cat_file"))
+        if size is not None and len(data) < size:
+            raise ShortBodyError(f"{len(data)} bytes of {size}")
+        return data
+
+    try:
+        return patiently(url, "read", deadline_s, attempt)
+    except FileNotFoundError:
+        return None
 
 
 def read_json(url: str) -> Any:
@@ -85,37 +132,141 @@ def read_json(url: str) -> Any:
         raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
-def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
+def read_range(url: str, begin: int, end: int, deadline_s: float = DEADLINE_S) -> bytes:
+    """Bytes ``begin <= b < end`` of the file at ``url``; shorter at its end.
 
-    All URLs are of one filesystem.
+    Raises:
+        DatasetError: if they can't be read.
+    """
+    local = local_path(url)
+    if local is not None:
+        with _explained(url, "read"), local.open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+    shorts = 0
+
+    def attempt(timeout: float) -> bytes:
+        nonlocal shorts
+        data = bytes(_call(url, timeout, "cat_file", start=begin, end=end))
+        if len(data) > end - begin:
+            raise DatasetError(f"{url}: the storage ignores ranges: it sent {len(data)} bytes for {end - begin}")
+        if len(data) < end - begin:
+            shorts += 1
+            if shorts < _SHORT_TRIES:
+                raise ShortBodyError(f"{len(data)} bytes of {end - begin}")
+        return data
+
+    try:
+        return patiently(url, f"read from byte {begin} to {end}", deadline_s, attempt)
+    except FileNotFoundError:
+        raise DatasetError(f"{url}: can't be read (No such file or directory)") from None
+
+
+def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]], deadline_s: float = DEADLINE_S) -> list[bytes]:
+    """Bytes ``begin <= b < end`` of each URL, several requests at once; shorter at a file's end.
+
+    ``deadline_s`` is each one's own.
 
     Raises:
         DatasetError: if one can't be read.
     """
-    if not urls:
-        return []
-    with _explained(", ".join(sorted(set(urls))), "read"):
-        fs, _ = _filesystem(urls[0])
-        paths = [_filesystem(url)[1] for url in urls]
-        begin, end = ([span[i] for span in spans] for i in (0, 1))
-        data: list[bytes] = fs.cat_ranges(paths, begin, end, on_error="raise")
-        return data
+    if len(urls) < 2:
+        return [read_range(url, span[0], span[1], deadline_s) for url, span in zip(urls, spans, strict=True)]
+    pool = ThreadPoolExecutor(min(IN_FLIGHT, len(urls)))
+    try:
+        return list(pool.map(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def open_binary(url: str) -> IO[bytes]:
+def open_binary(url: str, deadline_s: float = DEADLINE_S) -> IO[bytes]:
     """A seekable binary file at ``url``, for reading; the caller closes it.
 
     Raises:
-        DatasetError: if it can't be opened.
+        DatasetError: if it can't be opened; of a remote one, from its reads too.
     """
-    with _explained(url, "read"):
-        local = local_path(url)
-        if local is not None:
+    local = local_path(url)
+    if local is not None:
+        with _explained(url, "read"):
             return local.open("rb")
-        fs, path = _filesystem(url)
-        file: IO[bytes] = fs.open(path, "rb")
-        return file
+    return io.BufferedReader(_RemoteFile(url, size_of(url, deadline_s), deadline_s), _BUFFER)
+
+
+def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:
+    """Size of the remote file at ``url``, bytes.
+
+    Raises:
+        DatasetError: if there is none, or its size can't be told.
+    """
+    try:
+        size: int | None = _remote(url, "read", deadline_s, "info").get("size")
+    except FileNotFoundError:
+        raise DatasetError(f"{url}: can't be read (No such file or directory)") from None
+    if size is None:
+        raise DatasetError(f"{url}: can't be read (the storage does not say how long the file is)")
+    return size
+
+
+def sizes(folder: str) -> dict[str, int]:
+    """Name -> size in bytes of the files that lie directly in ``folder``; empty if there is no such folder.
+
+    Raises:
+        DatasetError: if it can't be listed.
+    """
+    local = local_path(folder)
+    if local is not None:
+        with _explained(folder, "listed"):
+            return {path.name: path.stat().st_size for path in local.iterdir() if path.is_file()}
+    try:
+        entries = _remote(folder, "listed", DEADLINE_S, "ls", detail=True)
+    except FileNotFoundError:
+        return {}
+    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
+
+
+def remove(url: str) -> None:
+    """Remove the file at ``url``, if it is there.
+
+    Raises:
+        DatasetError: if it can't be removed.
+    """
+    local = local_path(url)
+    if local is not None:
+        with _explained(url, "removed"):
+            local.unlink(missing_ok=True)
+        return
+    with suppress(FileNotFoundError):
+        _remote(url, "removed", DEADLINE_S, "rm_file")
+
+
+class _RemoteFile(io.RawIOBase):
+    """A remote file whose reads are range requests."""
+
+    def __init__(self, url: str, size: int, deadline_s: float) -> None:
+        self._url, self._size, self._deadline_s, self._at = url, size, deadline_s, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._at + len(view), self._size)
+        if end <= self._at:
+            return 0
+        data = read_range(self._url, self._at, end, self._deadline_s)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 @contextmanager
@@ -130,10 +281,29 @@ def replacing(url: str) -> Iterator[IO[bytes]]:
         if local is not None:
             with _replacing_local(local) as file:
                 yield file
-        else:
-            fs, path = _filesystem(url)
-            with fs.transaction, fs.open(path, "wb") as file:
-                yield file
+            return
+        with tempfile.NamedTemporaryFile(prefix="rfstream-") as temporary:
+            yield temporary
+            temporary.flush()
+            upload(Path(temporary.name), url)
+
+
+def upload(file: Path, url: str) -> None:
+    """Copy a local file to a remote ``url``, where it appears as a whole; a large one in parts.
+
+    Raises:
+        DatasetError: if it can't be written, or the storage has another size of it afterwards.
+    """
+    size = file.stat().st_size
+    deadline_s = DEADLINE_S + size / _SLOWEST
+
+    try:
+        _remote(url, "written", deadline_s, "put_file", before=(str(file),))
+    except FileNotFoundError:
+        raise DatasetError(f"{url}: can't be written (there is no such bucket or server)") from None
+    stored = size_of(url)
+    if stored != size:
+        raise DatasetError(f"{url}: can't be written: {size} bytes were sent and {stored} are there; pack again")
 
 
 @contextmanager
@@ -151,22 +321,43 @@ def _replacing_local(local: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def describe(error: BaseException) -> str:
-    """One line for an exception: what the system says, else its text, else its class."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
+def _remote(url: str, what: str, deadline_s: float, method: str, **arguments: Any) -> Any:
+    """What the filesystem's ``method`` says of a remote ``url``, tried again as long as that may help."""
+    return patiently(url, what, deadline_s, lambda timeout: _call(url, timeout, method, **arguments))
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of a remote ``url`` and the path inside it."""
-    fs, path = fsspec.core.url_to_fs(url)
-    return fs, path
+def _call(url: str, timeout: float, method: str, before: tuple[str, ...] = (), **arguments: Any) -> Any:
+    """One call of a method of the remote filesystem of ``url``, which is given up after ``timeout`` seconds.
+
+    The path follows the arguments ``before``.
+    """
+    began = time.monotonic()
+    # To make a filesystem is to look for credentials, over the network too.
+    fs, path = _within(timeout, partial(fsspec.core.url_to_fs, url))
+    fs.invalidate_cache(path)  # what it remembers of listings may be old
+    left = timeout - (time.monotonic() - began)
+    if fs.async_impl:
+        return getattr(fs, method)(*before, path, **arguments, timeout=max(left, 0.001))
+    return _within(left, partial(getattr(fs, method), *before, path, **arguments))
+
+
+def _within(timeout: float, work: Callable[[], T]) -> T:
+    """What ``work`` returns, within ``timeout`` seconds; a thread that takes longer is left to itself."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(timeout)
 
 
 @contextmanager
 def _explained(url: str, what: str) -> Iterator[None]:
-    """Turn what a filesystem raises into one sentence. Each remote has exceptions of its own, so all are taken."""
+    """Turn what goes wrong with a file into one sentence. Who fills it has exceptions of its own, so all are taken."""
     try:
         yield
     except DatasetError:

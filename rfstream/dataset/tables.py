@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rfstream.dataset import storage
+from rfstream.dataset.retry import DEADLINE_S
 from rfstream.errors import DatasetError, PlanError
 from rfstream.plan.keys import IntArray
 from rfstream.plan.order import Fragments
@@ -54,6 +55,11 @@ def table_name(split: str, generation: str, table: TableName) -> str:
     return f"{split}-{generation}.{table}.parquet"
 
 
+def table_names(split: str, generation: str) -> list[str]:
+    """File names of a split's tables."""
+    return [table_name(split, generation, "samples"), table_name(split, generation, "fragments")]
+
+
 def padded(size: int) -> int:
     """``size`` bytes rounded up to whole tar blocks."""
     return -(-size // BLOCK) * BLOCK
@@ -85,7 +91,7 @@ def write_tables(folder: str, split: str, generation: str, shards: Sequence[pa.T
 
     The samples have one row group a shard, so that a reader takes only the shards it needs.
     """
-    names = [table_name(split, generation, "samples"), table_name(split, generation, "fragments")]
+    names = table_names(split, generation)
     with storage.replacing(storage.join(folder, names[0])) as file, pq.ParquetWriter(file, SAMPLES) as writer:
         for table in shards:
             writer.write_table(table, row_group_size=max(1, len(table)))
@@ -96,15 +102,15 @@ def write_tables(folder: str, split: str, generation: str, shards: Sequence[pa.T
     return names
 
 
-def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
+def read_fragments(url: str, num_samples: int, reindex: str, deadline_s: float = DEADLINE_S) -> Fragments:
     """The fragments of a split of ``num_samples`` in pack order; ``reindex`` is what a message tells the user to do.
 
     Raises:
         DatasetError: if the table is unreadable or does not describe that many samples.
     """
     # Column by column, and only two: a split may have tens of millions of fragments.
-    starts = _int64_column(url, "first", reindex, num_samples)
-    nbytes = _int64_column(url, "nbytes", reindex)
+    starts = _int64_column(url, "first", reindex, deadline_s, num_samples)
+    nbytes = _int64_column(url, "nbytes", reindex, deadline_s)
     try:
         return Fragments(starts, nbytes)
     except PlanError as error:
@@ -113,7 +119,7 @@ def read_fragments(url: str, num_samples: int, reindex: str) -> Fragments:
         ) from None
 
 
-def read_crowds(url: str, reindex: str) -> pa.Table:
+def read_crowds(url: str, reindex: str, deadline_s: float = DEADLINE_S) -> pa.Table:
     """Rows of the samples that have crowd annotations: their JSON list, and width and height where they are known.
 
     Evaluation needs them, training never: they are apart from what a reader loads.
@@ -123,17 +129,17 @@ def read_crowds(url: str, reindex: str) -> pa.Table:
     """
     schema = pa.schema([SAMPLES.field(name) for name in ("crowds", "width", "height")])
     try:
-        with storage.open_binary(url) as file:
+        with storage.open_binary(url, deadline_s) as file:
             table = conform(pq.read_table(file, columns=schema.names), schema)
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)}); {reindex}") from None
     return table.filter(table["crowds"].is_valid())
 
 
-def _int64_column(url: str, name: str, reindex: str, *end: int) -> npt.NDArray[np.int64]:
+def _int64_column(url: str, name: str, reindex: str, deadline_s: float, *end: int) -> npt.NDArray[np.int64]:
     """One column, with the numbers ``end`` after it."""
     try:
-        with storage.open_binary(url) as file:
+        with storage.open_binary(url, deadline_s) as file:
             table = conform(pq.read_table(file, columns=[name]), pa.schema([FRAGMENTS.field(name)]))
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable fragment table ({storage.describe(error)}); {reindex}") from None

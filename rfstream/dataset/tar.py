@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rfstream.dataset import storage, tables
+from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.retry import DEADLINE_S
 from rfstream.errors import DatasetError, SampleError
 from rfstream.plan.keys import IntArray
 
@@ -21,6 +23,7 @@ from rfstream.plan.keys import IntArray
 _MAX_GAP = 64 * 1024
 _MAX_READ = 8 * 1024 * 1024
 _OPEN_FILES = 32
+_OPEN_CACHED = 8  # each of them can't be removed to make room
 _CACHED_SHARDS = 256
 _COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLACE, *tables.STATED)])
 
@@ -75,15 +78,14 @@ class _ShardRows:
 
 
 class _OpenFile:
-    """A local file open for positioned reads, closed when nobody holds it any more."""
+    """A local file open for positioned reads, to be closed when nobody holds it any more."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._size = os.fstat(self._descriptor).st_size
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+        os.close(self._descriptor)
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes ``start <= b < end``, as far as the file goes: a damaged table can't ask for more memory than that."""
@@ -100,13 +102,18 @@ class TarReader:
         path: folder or fsspec URL of the pack.
         split: name of the split.
         digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+        deadline_s: how long one file or range of a remote pack may take, seconds.
+        cache: where to keep shards of a remote pack.
     """
 
-    def __init__(self, path: str, split: str, digest: str) -> None:
+    def __init__(
+        self, path: str, split: str, digest: str, deadline_s: float = DEADLINE_S, cache: ShardCache | None = None
+    ) -> None:
         self._path, self._split, self._digest = str(path), split, digest
+        self._deadline_s, self._cache = deadline_s, cache
 
-    def __reduce__(self) -> tuple[type[TarReader], tuple[str, str, str]]:
-        return TarReader, (self._path, self._split, self._digest)
+    def __reduce__(self) -> tuple[type[TarReader], tuple[str, str, str, float, ShardCache | None]]:
+        return TarReader, (self._path, self._split, self._digest, self._deadline_s, self._cache)
 
     def read(self, rows: IntArray) -> list[EncodedSample]:
         """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
@@ -126,7 +133,7 @@ class TarReader:
 
     @cached_property
     def _index(self) -> SplitIndex:
-        index = read_index(self._path, self._split)
+        index = read_index(self._path, self._split, self._deadline_s)
         if index.digest != self._digest:
             raise DatasetError(
                 f"{self._path}: split {self._split!r} was packed again since this run began (index {index.digest}, "
@@ -138,7 +145,7 @@ class TarReader:
     def _table(self) -> pq.ParquetFile:
         url = self._index.table_url("samples")
         try:
-            return pq.ParquetFile(storage.local_path(url) or storage.open_binary(url))
+            return pq.ParquetFile(storage.local_path(url) or storage.open_binary(url, self._deadline_s))
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)})") from None
 
@@ -158,10 +165,14 @@ class TarReader:
         return lru_cache(_CACHED_SHARDS)(partial(_shard_rows, self._table, self._index))
 
     @cached_property
-    def _local(self) -> Callable[[int], _OpenFile] | None:
-        """Opens a shard of a local pack by its number; None if the pack is remote."""
+    def _local(self) -> Callable[[int], _OpenFile | None]:
+        """Opens a shard that lies on this machine by its number; None for one that does not."""
         folder = storage.local_path(self._path)
-        return None if folder is None else lru_cache(_OPEN_FILES)(partial(_open_shard, folder, self._index.shards))
+        if folder is not None:
+            return lru_cache(_OPEN_FILES)(partial(_open_shard, folder, self._index.shards))
+        if self._cache is not None:
+            return lru_cache(_OPEN_CACHED)(partial(_open_cached, self._cache, self._index))
+        return _nowhere
 
     def _places(self, rows: IntArray) -> list[_Place]:
         """Where each row's sample lies, sorted by shard and offset."""
@@ -185,12 +196,15 @@ class TarReader:
         shards = [group[0].shard for group in groups]
         spans = [(group[0].start, max(place.end for place in group)) for group in groups]
         try:
-            if self._local is None:
-                return storage.read_ranges([self._index.shard_url(shard) for shard in shards], spans)
-            return [self._local(shard).read(*span) for shard, span in zip(shards, spans, strict=True)]
+            files = map(self._local, shards)
+            found = [None if file is None else file.read(*span) for file, span in zip(files, spans, strict=True)]
         except OSError as error:
             where = error.filename or ", ".join(self._index.shard_url(shard) for shard in sorted(set(shards)))
             raise DatasetError(f"{where}: the shard can't be read ({storage.describe(error)})") from error
+        absent = [at for at, data in enumerate(found) if data is None]
+        urls = [self._index.shard_url(shards[at]) for at in absent]
+        fetched = iter(storage.read_ranges(urls, [spans[at] for at in absent], self._deadline_s))
+        return [next(fetched) if data is None else data for data in found]
 
     def _cut(self, place: _Place, data: bytes, origin: int) -> EncodedSample:
         """One sample out of the bytes from ``origin`` on that were fetched for its group."""
@@ -221,7 +235,16 @@ def _coalesce(places: list[_Place]) -> Iterator[list[_Place]]:
 
 
 def _open_shard(folder: Path, shards: tuple[str, ...], number: int) -> _OpenFile:
-    return _OpenFile(folder / shards[number])
+    return _OpenFile(os.open(folder / shards[number], os.O_RDONLY))
+
+
+def _open_cached(cache: ShardCache, index: SplitIndex, number: int) -> _OpenFile | None:
+    descriptor = cache.open(index.shard_url(number), index.digest, index.deadline_s)
+    return None if descriptor is None else _OpenFile(descriptor)
+
+
+def _nowhere(_: int) -> None:
+    """No shard lies on this machine."""
 
 
 def _shard_rows(table: pq.ParquetFile, index: SplitIndex, shard: int) -> _ShardRows:

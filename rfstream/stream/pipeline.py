@@ -12,6 +12,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
+from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import SplitIndex, has_split, read_index
 from rfstream.dataset.storage import local_path
 from rfstream.errors import ConfigError, DatasetError
@@ -60,7 +61,9 @@ class Pipeline:
     @property
     def reader(self) -> ReaderSpec:
         """Which pack the tasks read."""
-        return ReaderSpec(self.index.path, self.index.split, self.index.digest)
+        index, cache = self.index, self.config.data.cache
+        kept = None if cache is None else ShardCache(cache.folder, int(cache.bytes))
+        return ReaderSpec(index.path, index.split, index.digest, index.deadline_s, kept)
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -131,7 +134,7 @@ def build_pipeline(
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
     stream = config.stream
-    index = read_index(config.data.path, config.data.splits.get(split, split))
+    index = read_index(config.data.path, config.data.splits.get(split, split), stream.deadline_s)
     grad_accum = stream.accumulation(world_size)
     windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
     plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
@@ -145,9 +148,9 @@ def label_space(config: Config, index: SplitIndex) -> SplitIndex:
         DatasetError: if the two splits were packed under different category policies.
     """
     train = config.data.splits.get("train", "train")
-    if index.split == train or not has_split(config.data.path, train):
+    if index.split == train or not has_split(config.data.path, train, config.stream.deadline_s):
         return index
-    space = read_index(config.data.path, train)
+    space = read_index(config.data.path, train, config.stream.deadline_s)
     if space.category_ids != index.category_ids:
         raise DatasetError(
             f"{config.data.path}: split {train} was packed with category_ids={space.category_ids} and split "

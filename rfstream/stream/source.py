@@ -12,6 +12,8 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
+from rfstream.dataset.cache import ShardCache
+from rfstream.dataset.retry import DEADLINE_S
 from rfstream.dataset.tar import EncodedSample, TarReader
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
@@ -22,17 +24,19 @@ from rfstream.stream.wire import to_row
 
 @dataclass(frozen=True)
 class ReaderSpec:
-    """Which pack to read: a few strings that travel with every task."""
+    """Which pack to read, and how: a few values that travel with every task."""
 
     path: str
     split: str
     digest: str
+    deadline_s: float = DEADLINE_S
+    cache: ShardCache | None = None
 
 
 @lru_cache(maxsize=8)
 def reader_of(spec: ReaderSpec) -> TarReader:
     """This process's reader for ``spec``."""
-    return TarReader(spec.path, spec.split, spec.digest)
+    return TarReader(spec.path, spec.split, spec.digest, spec.deadline_s, spec.cache)
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,13 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
     def _split(self, role: Role) -> str:
         """The split of the pack in ``role``. As in RF-DETR, ``val`` stands in for a ``test`` that is not there."""
         name = self.stream.data.splits.get(role, role)
-        if role == "test" and not has_split(self.stream.data.path, name):
+        if role == "test" and not has_split(self.stream.data.path, name, self.stream.stream.deadline_s):
             logger.warning("No split %r in %s; evaluating the 'val' split instead.", name, self.stream.data.path)
             return self.stream.data.splits.get("val", "val")
         return name
 
     def _index(self, role: Role) -> SplitIndex:
-        return read_index(self.stream.data.path, self._split(role))
+        return read_index(self.stream.data.path, self._split(role), self.stream.stream.deadline_s)
 
     # Loaders
 

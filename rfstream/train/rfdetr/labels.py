@@ -89,7 +89,7 @@ class PackedCoco:
     @cached_property
     def dataset(self) -> dict[str, Any]:
         """The split's annotations as a COCO document; reads through the whole split, images and all."""
-        reader = TarReader(self._index.path, self._index.split, self._index.digest)
+        reader = TarReader(self._index.path, self._index.split, self._index.digest, self._index.deadline_s)
         images, annotations = [], []
         for first in range(0, self._index.num_samples, _READ):
             rows = np.arange(first, min(first + _READ, self._index.num_samples))

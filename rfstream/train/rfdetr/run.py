@@ -139,7 +139,7 @@ def stream_config(stream: Config | Mapping[str, Any] | str | Path) -> Config:
 
 
 def _space(config: Config) -> SplitIndex:
-    return read_index(config.data.path, config.data.splits.get("train", "train"))
+    return read_index(config.data.path, config.data.splits.get("train", "train"), config.stream.deadline_s)
 
 
 def _with_schema(model: Any, space: SplitIndex, kwargs: dict[str, Any]) -> dict[str, Any]:

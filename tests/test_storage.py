@@ -1,0 +1,144 @@
+"""Storage that fails, breaks off, stalls and refuses: tried again for a bounded time, and then one sentence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from gcs import BUCKET
+from packing import files_in, pack_here
+
+from benchmarks.bad_storage import BadStorage, Line
+from rfstream.config import Config
+from rfstream.dataset import storage
+from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.tar import TarReader
+from rfstream.errors import DatasetError
+from rfstream.tools.ledger import first_difference, make_ledger
+
+BAD = Line(errors=0.02, broken=0.01, latency_s=0.01, bytes_per_s=50_000_000, seed=6)
+
+
+@pytest.fixture(scope="module")
+def pack(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> SplitIndex:
+    return pack_here(shared_data / "bccd", tmp_path_factory.mktemp("storage") / "pack", per_shard=2)
+
+
+@pytest.fixture
+def line(bucket: BadStorage) -> Iterator[BadStorage]:
+    """The line to the bucket, which the test may spoil."""
+    bucket.requests.clear()
+    yield bucket
+    bucket.line, bucket.mode = Line(), "well"
+
+
+@pytest.fixture(scope="module")
+def remote(pack: SplitIndex, bucket: BadStorage) -> str:
+    """The same pack in the bucket."""
+    url = f"gs://{BUCKET}/pack"
+    for name in files_in(Path(pack.path)):
+        storage.upload(Path(pack.path) / name, storage.join(url, name))
+    return url
+
+
+@pytest.fixture
+def web(pack: SplitIndex) -> Iterator[BadStorage]:
+    """The same pack over HTTP."""
+    with BadStorage(Path(pack.path)) as server:
+        yield server
+
+
+def ledger(path: str) -> pa.Table:
+    config = Config(
+        data={"path": path},
+        stream={"batch_size": 5, "block_bytes": "1MB", "timeout_s": 60},
+        decode={"actors": (1, 1)},
+    )
+    return make_ledger(config, epochs=1, world_size=1)
+
+
+def test_an_epoch_over_a_bad_line_is_the_local_one(
+    pack: SplitIndex, remote: str, line: BadStorage, ray_session: None
+) -> None:
+    line.line = BAD
+    streamed = ledger(remote)
+    assert line.requests["error"] > 0
+    assert line.requests["break off"] > 0
+    assert first_difference(ledger(pack.path), streamed) is None
+
+
+@pytest.mark.parametrize("bad", [Line(errors=0.3), Line(broken=0.3)], ids=["errors", "broken"])
+def test_plain_http_is_tried_again(pack: SplitIndex, web: BadStorage, bad: Line) -> None:
+    rows = np.random.default_rng(0).permutation(205)
+    web.line = bad
+    index = read_index(web.url, "train")
+    assert index.fragments().total == 205
+    assert TarReader(web.url, "train", index.digest).read(rows) == TarReader(pack.path, "train", pack.digest).read(rows)
+    assert web.requests["error"] + web.requests["break off"] > 5
+
+
+def test_a_storage_that_is_down_is_given_up_at_the_deadline(pack: SplitIndex, web: BadStorage) -> None:
+    reader = TarReader(web.url, "train", pack.digest, deadline_s=1.0)
+    reader.read(np.array([0]))
+    web.mode = "error"
+    began = time.monotonic()
+    said = r"\.tar: can't be read from byte \d+ to \d+: \d+ tries in [01]\.\d s, the last: 503 Service Unavailable"
+    with pytest.raises(DatasetError, match=said):
+        reader.read(np.array([3]))
+    assert time.monotonic() - began < 1.5
+    assert web.requests["error"] > 2
+
+
+@pytest.mark.parametrize("where", ["gs", "http"])
+def test_opening_waits_no_longer_than_its_deadline(remote: str, line: BadStorage, web: BadStorage, where: str) -> None:
+    line.line = web.line = Line(latency_s=30)
+    began = time.monotonic()
+    with pytest.raises(
+        DatasetError, match=r"train-index.json: can't be read: \d tries in [01]\.\d s, the last: no answer"
+    ):
+        read_index(remote if where == "gs" else web.url, "train", deadline_s=1.5)
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("where", ["gs", "http"])
+def test_refused_access_is_not_tried_again(
+    pack: SplitIndex, remote: str, line: BadStorage, web: BadStorage, where: str
+) -> None:
+    url, way, advice = {
+        "gs": (remote, line, "log in with `gcloud auth application-default login`"),
+        "http": (web.url.replace("//", "//me:secret@"), web, "give this machine credentials for it"),
+    }[where]
+    reader = TarReader(url, "train", pack.digest)
+    reader.read(np.array([0]))
+    way.mode = "refuse"
+    with pytest.raises(DatasetError, match=rf"\.tar: can't be read .*: access was refused \(403 Forbid.*{advice}") as e:
+        reader.read(np.array([3]))
+    assert way.requests["refuse"] == 1
+    assert "secret" not in str(e.value)
+
+
+@pytest.mark.parametrize("where", ["gs", "http"])
+def test_what_is_absent_is_not_tried_again(remote: str, line: BadStorage, web: BadStorage, where: str) -> None:
+    url = remote if where == "gs" else web.url
+    with pytest.raises(DatasetError, match=r"val-index.json does not exist: no split 'val' is packed there"):
+        read_index(url, "val")
+    with pytest.raises(DatasetError, match=r"none.tar: can't be read \(No such file"):
+        storage.read_range(f"{url}/none.tar", 0, 10)
+    assert (line if where == "gs" else web).requests.total() <= 4
+
+
+def test_a_file_at_a_url_is_the_file(pack: SplitIndex, web: BadStorage) -> None:
+    name = pack.shards[0]
+    data = (Path(pack.path) / name).read_bytes()
+    web.line = Line(errors=0.3)
+    assert storage.read_range(str(Path(pack.path) / name), 700, 9000) == data[700:9000]
+    with storage.open_binary(f"{web.url}/{name}") as file:
+        assert file.read() == data
+        assert file.read(1) == b""
+        for begin, size in np.random.default_rng(0).integers(0, len(data), (20, 2)).tolist():
+            file.seek(begin)
+            assert file.read(size) == data[begin : begin + size]
