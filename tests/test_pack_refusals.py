@@ -130,8 +130,12 @@ def test_a_destination_that_cannot_be_written_is_refused(tiny: Path, tmp_path: P
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DatasetError, match=r"file: can't be packed to"):
         pack(str(tiny.parent), str(tmp_path / "file"), progress=False)
-    with pytest.raises(DatasetError, match=r"gs://bucket/x: pack from and to local or mounted folders"):
-        pack(str(tiny.parent), "gs://bucket/x", progress=False)
+
+
+def test_a_source_at_a_url_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"gs://bucket/x: pack from a local or mounted folder"):
+        pack("gs://bucket/x", str(tmp_path / "out"), progress=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_raw_ids_that_are_no_labels_are_refused(tiny: Path, tmp_path: Path) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rfstream.dataset import storage
-from rfstream.dataset.coco import SplitFiles, find_splits, read_split
+from rfstream.dataset.coco import SplitFiles, SplitSource, find_splits, read_split
 from rfstream.dataset.index import CategoryIds, SplitIndex, check_split, read_index
-from rfstream.dataset.publish import describe_pack, publish, staging
+from rfstream.dataset.publish import describe_pack, publish, publish_remote, remove_dead, staging
 from rfstream.dataset.shards import Item, WrittenShard, scan_shard, write_shard
 from rfstream.dataset.tables import write_tables
 from rfstream.errors import DatasetError
@@ -42,12 +43,22 @@ class _ShardPlan:
         return sum(item.size for item in self.items)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a shard will be: all but its bytes, and how many these are."""
+
+    shard: WrittenShard
+    nbytes: int
+
+
+T = TypeVar("T")
 _Job = tuple[int, _ShardPlan]  # number of the split, and a shard of it
+_Staged = tuple[str, dict[str, Any], list[WrittenShard]]  # generation, index and shards of a split
 
 
 def pack(
     source: Annotated[str, typer.Argument(help="Folder of a COCO or Roboflow dataset.")],
-    output: Annotated[str, typer.Argument(help="Folder to write the pack to.")],
+    output: Annotated[str, typer.Argument(help="Folder or fsspec URL to write the pack to.")],
     *,
     splits: Annotated[
         str | None,
@@ -64,6 +75,9 @@ def pack(
         CategoryIds, typer.Option(help="Labels: 'remap' numbers the categories 0, 1, ...; 'raw' keeps their ids.")
     ] = "remap",
     shuffle_seed: Annotated[int | None, typer.Option(help="Pack in an order shuffled with this seed.")] = None,
+    clean: Annotated[
+        bool, typer.Option(help="Afterwards remove from OUTPUT what no index there names any more.")
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> list[SplitIndex]:
     """Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.
@@ -80,18 +94,60 @@ def pack(
     """
     if max_shard_bytes <= 0:
         raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
-    destination = _folder(output)
     chosen = _choose(_folder(source), splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
     plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
-    with staging(destination) as folder:
-        written = _write_all(folder, plans, progress)
-        _warn_of_turned([name for of_split in written for shard in of_split for name in shard.turned])
-        staged = [
-            (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
-            for s, shards in zip(sources, written, strict=True)
-        ]
-        return [publish(destination, folder, *one) for one in staged]
+    if storage.local_path(output) is None:
+        indexes = _pack_remote(output, sources, plans, category_ids, progress)
+    else:
+        destination = _folder(output)
+        with staging(destination) as folder:
+            written = _write_all(_write, lambda job: (str(folder), job[1]), plans, "packing", progress)
+            staged = _described(sources, written, category_ids)
+            indexes = [publish(destination, folder, *one) for one in staged]
+    if clean:
+        remove_dead(output)
+    return indexes
+
+
+def _pack_remote(
+    url: str,
+    sources: Sequence[SplitSource],
+    plans: Sequence[Sequence[_ShardPlan]],
+    category_ids: CategoryIds,
+    progress: bool,
+) -> list[SplitIndex]:
+    """Write each shard twice: to know the digest that goes into its name, and to upload it under that name.
+
+    No shard stays on a local disk meanwhile. One that is there under its name, with its size, was uploaded by a run
+    that did not end: the name says what is in it, and it appeared as a whole.
+    """
+    there = storage.sizes(url)
+    measured = _write_all(_measure, lambda job: (job[1],), plans, "reading", progress)
+    staged = _described(sources, [[one.shard for one in of_split] for of_split in measured], category_ids)
+    missing = [
+        [plan for plan in of_split if there.get(index["shards"][plan.number]) != sizes[plan.number].nbytes]
+        for of_split, sizes, (_, index, _) in zip(plans, measured, staged, strict=True)
+    ]
+
+    def arguments(job: _Job) -> tuple[str, str, _ShardPlan]:
+        _, index, shards = staged[job[0]]
+        number = job[1].number
+        return storage.join(url, index["shards"][number]), shards[number].digest, job[1]
+
+    _write_all(_upload, arguments, missing, "uploading", progress)
+    return [publish_remote(url, *one) for one in staged]
+
+
+def _described(
+    sources: Sequence[SplitSource], written: Sequence[list[WrittenShard]], category_ids: CategoryIds
+) -> list[_Staged]:
+    """What is to be published of each split; warns of what its images have."""
+    _warn_of_turned([name for of_split in written for shard in of_split for name in shard.turned])
+    return [
+        (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
+        for s, shards in zip(sources, written, strict=True)
+    ]
 
 
 def _warn_of_turned(files: Sequence[str]) -> None:
@@ -108,7 +164,7 @@ def _folder(name: str) -> Path:
     """The local folder that ``name`` names, absolute, since tasks have working folders of their own."""
     local = storage.local_path(name)
     if local is None:
-        raise DatasetError(f"{name}: pack from and to local or mounted folders, then copy the pack, its index last")
+        raise DatasetError(f"{name}: pack from a local or mounted folder")
     return local.absolute()
 
 
@@ -157,12 +213,18 @@ def _plan(items: Sequence[Item], max_shard_bytes: int) -> list[_ShardPlan]:
     return plans
 
 
-def _write_all(folder: Path, plans: Sequence[Sequence[_ShardPlan]], progress: bool) -> list[list[WrittenShard]]:
-    """Write every shard of every split to ``folder``; returns them in order, split by split."""
+def _write_all(
+    task: Callable[..., T],
+    arguments: Callable[[_Job], tuple[Any, ...]],
+    plans: Sequence[Sequence[_ShardPlan]],
+    doing: str,
+    progress: bool,
+) -> list[list[T]]:
+    """Run ``task`` for every shard of every split; returns what they return in order, split by split."""
     jobs = [(split, plan) for split, of_split in enumerate(plans) for plan in of_split]
-    written: dict[tuple[int, int], WrittenShard] = {}
+    written: dict[tuple[int, int], T] = {}
     columns = (
-        TextColumn("packing"),
+        TextColumn(doing),
         BarColumn(),
         TextColumn("{task.fields[images]}/{task.fields[of]} images"),
         DownloadColumn(),
@@ -171,31 +233,33 @@ def _write_all(folder: Path, plans: Sequence[Sequence[_ShardPlan]], progress: bo
     with Progress(*columns, disable=not progress) as bar:
         done = 0
         total = sum(len(plan.items) for _, plan in jobs)
-        task = bar.add_task("", total=sum(plan.nbytes for _, plan in jobs), images=0, of=total)
-        for (split, plan), shard in _run(folder, jobs):
+        shown = bar.add_task("", total=sum(plan.nbytes for _, plan in jobs), images=0, of=total)
+        for (split, plan), shard in _run(task, arguments, jobs):
             written[split, plan.number] = shard
             done += len(plan.items)
-            bar.update(task, advance=plan.nbytes, images=done)
+            bar.update(shown, advance=plan.nbytes, images=done)
     return [[written[split, plan.number] for plan in of_split] for split, of_split in enumerate(plans)]
 
 
-def _run(folder: Path, jobs: Sequence[_Job]) -> Iterator[tuple[_Job, WrittenShard]]:
+def _run(
+    task: Callable[..., T], arguments: Callable[[_Job], tuple[Any, ...]], jobs: Sequence[_Job]
+) -> Iterator[tuple[_Job, T]]:
     """Run one task a shard, at most two a CPU at a time; yields each job with its result as it ends."""
     import ray
 
     from rfstream.session import ensure_ray
 
     ensure_ray()
-    write = ray.remote(_write)
+    remote = ray.remote(task)
     at_once = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = iter(jobs)
-    running = {write.remote(str(folder), plan): (split, plan) for split, plan in islice(waiting, at_once)}
+    running = {remote.remote(*arguments(job)): job for job in islice(waiting, at_once)}
     try:
         while running:
             (ref,), _ = ray.wait(list(running), num_returns=1)
             job = running.pop(ref)
             yield job, _result(ref, job[1])
-            running.update({write.remote(str(folder), plan): (split, plan) for split, plan in islice(waiting, 1)})
+            running.update({remote.remote(*arguments(job)): job for job in islice(waiting, 1)})
     finally:
         for ref in running:
             ray.cancel(ref)
@@ -208,11 +272,27 @@ def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     return write_shard(Path(folder) / f"{uuid.uuid4().hex}.tar", plan.number, plan.first, plan.items)
 
 
-def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:
+def _measure(plan: _ShardPlan) -> _Measured:
+    """The task that writes a shard to know its digest."""
+    with tempfile.TemporaryDirectory(prefix="rfstream-pack-") as folder:
+        shard = _write(folder, plan)
+        return _Measured(shard, (Path(folder) / shard.file).stat().st_size)
+
+
+def _upload(url: str, digest: str, plan: _ShardPlan) -> None:
+    """The task that writes a shard to upload it."""
+    with tempfile.TemporaryDirectory(prefix="rfstream-pack-") as folder:
+        shard = _write(folder, plan)
+        if shard.digest != digest:
+            raise DatasetError(f"{url}: an image of it changed while it was packed; pack again")
+        storage.upload(Path(folder) / shard.file, url)
+
+
+def _result(ref: Any, plan: _ShardPlan) -> Any:
     import ray
 
     try:
-        shard: WrittenShard = ray.get(ref)
+        return ray.get(ref)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, DatasetError):
             raise error.cause from None
@@ -220,7 +300,6 @@ def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:
     except ray.exceptions.RayError as error:
         reason = str(error).splitlines()[0]
         raise DatasetError(f"shard {plan.number} was lost with its worker ({reason}); pack again") from error
-    return shard
 
 
 def index_pack(path: str, split: str) -> SplitIndex:

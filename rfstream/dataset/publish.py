@@ -4,6 +4,10 @@ Everything is written to a hidden staging folder inside the destination. Then sh
 a token of the content, the index replaces the former one in a single rename, and only then do the files of the former
 generation go. Whoever dies on the way leaves the former pack whole; what is left of it goes at the next run.
 
+In a bucket nothing can be renamed or locked. There the files of a generation, whose names tell them from any other's,
+are written where they belong, then the index; nothing is deleted. What no index names any more goes with
+:func:`remove_dead`.
+
 Advisory locks (``flock``) tell the dead from the living: each run holds one on its staging folder, which the kernel
 drops when the process ends however it ends. A lock on the destination itself serialises sweeping and publishing.
 """
@@ -18,7 +22,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +145,56 @@ def publish(
     return read_index(str(destination), split)
 
 
+def publish_remote(url: str, generation: str, index: dict[str, Any], shards: Sequence[WrittenShard]) -> SplitIndex:
+    """Make a split whose shards are at ``url`` already the current one there; returns its index.
+
+    Raises:
+        DatasetError: if a file can't be written; the former pack then stays the current one.
+    """
+    split: str = index["split"]
+    tables.write_tables(url, split, generation, [shard.samples for shard in shards])
+    with storage.replacing(storage.join(url, index_name(split))) as file:
+        file.write(json.dumps(index).encode())
+    return read_index(url, split)
+
+
+def remove_dead(path: str) -> list[str]:
+    """Remove the shards and tables in the pack at ``path`` that are of its splits and that no index names.
+
+    In a bucket nothing tells those of a run that is under way from those of a dead one: let none be.
+
+    Returns:
+        The names of the files removed.
+
+    Raises:
+        DatasetError: if an index can't be read, or a file can't be removed.
+    """
+    local = storage.local_path(path)
+    with nullcontext() if local is None else _locked(local):
+        names = storage.sizes(path)
+        indexes = [read_index(path, name.removesuffix("-index.json")) for name in names if name.endswith("-index.json")]
+        kept = {
+            name for index in indexes for name in (*index.shards, *tables.table_names(index.split, index.generation))
+        }
+        dead = sorted(
+            name for name in names if name not in kept and any(_of(index.split).fullmatch(name) for index in indexes)
+        )
+        for name in dead:
+            storage.remove(storage.join(path, name))
+    return dead
+
+
+def _of(split: str) -> re.Pattern[str]:
+    """The names that files of a generation of ``split`` have."""
+    return re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
+
+
 def _owned(destination: Path, split: str) -> set[str]:
     """Files of the split's generations: what the current index lists, and what a killed run may have moved in."""
-    pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
     listed: set[str] = set()
     with suppress(DatasetError):
         listed = {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
-    return {entry.name for entry in destination.iterdir() if entry.name in listed or pattern.fullmatch(entry.name)}
+    return {entry.name for entry in destination.iterdir() if entry.name in listed or _of(split).fullmatch(entry.name)}
 
 
 def _sync(folder: Path) -> None:
