@@ -37,13 +37,12 @@ class Line:
 class BadStorage:
     """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
-    ``mode`` says how requests for shards go, after as many as ``spared``, and ``line`` how all do. ``requests`` counts
-    them by what became of them: a :data:`Mode`.
+    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts them by what became of them: a
+    :data:`Mode`.
     """
 
     def __init__(self, source: Path | str, line: Line = Line()) -> None:
         self.mode: Mode = "well"
-        self.spared = 0
         self.line = line
         self.requests: Counter[Mode] = Counter()
         self.closed = threading.Event()
@@ -78,8 +77,7 @@ class BadStorage:
             drawn = self._draw.random()
             fate: Mode = "well"
             if self.mode != "well":
-                fate = self.mode if of_shard and not self.spared else "well"
-                self.spared -= of_shard and self.spared > 0
+                fate = self.mode if of_shard else "well"
             elif drawn < self.line.errors + self.line.broken:
                 fate = "error" if drawn < self.line.errors else "break off"
             self.requests[fate] += 1
