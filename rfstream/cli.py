@@ -13,7 +13,7 @@ from rfstream.dataset.pack import pack
 from rfstream.errors import RFStreamError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command(help="Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.")(pack)
+app.command(help="Pack a COCO, YOLO or Pascal VOC dataset into tar shards that rfstream and RF-DETR train from.")(pack)
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML configuration.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]

@@ -1,4 +1,4 @@
-"""COCO or Roboflow folders -> tar shards, index and tables, one Ray task a shard."""
+"""COCO, YOLO and Pascal VOC folders -> tar shards, index and tables, one Ray task a shard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rfstream.dataset import storage
-from rfstream.dataset.coco import SplitFiles, find_splits, read_split
+from rfstream.dataset import coco, storage
 from rfstream.dataset.index import CategoryIds, SplitIndex, check_split, read_index
+from rfstream.dataset.layouts import Layout, SplitFiles, find_splits, read_split
 from rfstream.dataset.publish import describe_pack, publish, staging
 from rfstream.dataset.shards import Item, WrittenShard, scan_shard, write_shard
 from rfstream.dataset.tables import write_tables
@@ -46,17 +46,22 @@ _Job = tuple[int, _ShardPlan]  # number of the split, and a shard of it
 
 
 def pack(
-    source: Annotated[str, typer.Argument(help="Folder of a COCO or Roboflow dataset.")],
+    source: Annotated[str, typer.Argument(help="Folder of a COCO, YOLO or Pascal VOC dataset.")],
     output: Annotated[str, typer.Argument(help="Folder to write the pack to.")],
     *,
     splits: Annotated[
         str | None,
         typer.Option(help="Splits, by comma: 'train,valid:val' packs valid as val. Default: all found, valid as val."),
     ] = None,
+    layout: Annotated[Layout | None, typer.Option(help="Layout of SOURCE; default: the one that it has.")] = None,
     annotations: Annotated[
-        str | None, typer.Option(help="One annotation file, for a layout that is not found by itself.")
+        str | None,
+        typer.Option(help="COCO file, for a layout that is not found by itself; several, by comma, make one split."),
     ] = None,
-    images: Annotated[str | None, typer.Option(help="Image folder of --annotations; default: SOURCE.")] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Image folder of --annotations, or one for each file, by comma; default: SOURCE."),
+    ] = None,
     max_shard_bytes: Annotated[int, typer.Option(help="A shard ends with the sample that reaches this size.")] = (
         MAX_SHARD_BYTES
     ),
@@ -66,7 +71,7 @@ def pack(
     shuffle_seed: Annotated[int | None, typer.Option(help="Pack in an order shuffled with this seed.")] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> list[SplitIndex]:
-    """Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.
+    """Pack a COCO, YOLO or Pascal VOC dataset into tar shards that rfstream and RF-DETR train from.
 
     Everything is checked before anything is written, and nothing is published unless all splits were written. Equal
     input gives equal bytes, whatever the number of CPUs. A Ray cluster that runs is used, else a local one is started;
@@ -81,7 +86,7 @@ def pack(
     if max_shard_bytes <= 0:
         raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
     destination = _folder(output)
-    chosen = _choose(_folder(source), splits, annotations, images)
+    chosen = _choose(_folder(source), layout, splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
     plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
     with staging(destination) as folder:
@@ -112,16 +117,20 @@ def _folder(name: str) -> Path:
     return local.absolute()
 
 
-def _choose(source: Path, splits: str | None, annotations: str | None, images: str | None) -> list[SplitFiles]:
+def _choose(
+    source: Path, layout: Layout | None, splits: str | None, annotations: str | None, images: str | None
+) -> list[SplitFiles]:
     """The splits to pack, under the names they shall have in the pack."""
     pairs = [] if splits is None else [_pair(part) for part in splits.split(",")]
     if annotations is not None:
         if len(pairs) != 1:
             raise DatasetError("--annotations names one file: give the one name that it shall have with --splits")
-        return [SplitFiles(pairs[0][1], Path(annotations), Path(images).absolute() if images else source)]
+        if layout not in (None, "coco"):
+            raise DatasetError(f"--annotations names a COCO file: leave --layout {layout} out")
+        return [_named(source, pairs[0][1], annotations.split(","), images.split(",") if images else [str(source)])]
     if images is not None:
         raise DatasetError("--images goes with --annotations: name the annotation file too")
-    found = find_splits(source)
+    found = find_splits(source, layout)
     # Roboflow says valid; what trains from a pack, RF-DETR too, asks for val.
     pairs = pairs or [(name, "val" if name == "valid" and "val" not in found else name) for name in found]
     absent = [name for name, _ in pairs if name not in found]
@@ -130,7 +139,19 @@ def _choose(source: Path, splits: str | None, annotations: str | None, images: s
     names = [check_split(name) for _, name in pairs]
     if len(set(names)) != len(names):
         raise DatasetError(f"splits {splits!r}: two splits would have the same name in the pack")
-    return [SplitFiles(name, found[at].annotations, found[at].images) for at, name in pairs]
+    return [replace(found[at], split=name) for at, name in pairs]
+
+
+def _named(source: Path, split: str, annotations: list[str], images: list[str]) -> coco.SplitFiles:
+    """The split of COCO files that are named one by one."""
+    folders = images * len(annotations) if len(images) == 1 else images
+    if len(folders) != len(annotations):
+        raise DatasetError(
+            f"--images names {len(images)} folders for {len(annotations)} files of --annotations: name one for all, "
+            "or one for each"
+        )
+    first, *further = [(Path(file), Path(folder).absolute()) for file, folder in zip(annotations, folders, strict=True)]
+    return coco.SplitFiles(split, *first, tuple(further))
 
 
 def _pair(part: str) -> tuple[str, str]:
