@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rfstream.dataset.coco import find_splits, read_split
 from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.layouts import find_splits, read_split
 from rfstream.dataset.pack import pack
 from rfstream.dataset.publish import describe_pack, publish, staging
 from rfstream.dataset.shards import write_shard
