@@ -71,8 +71,8 @@ def name_the_files(source: Path) -> str:
 def read_split(files: SplitFiles, category_ids: CategoryIds) -> SplitSource:
     """Read and check one split.
 
-    Several files are joined in their order. Ids that an earlier file has taken are replaced by the next numbers above
-    all ids of all files.
+    Several files are joined in their order. An id that an earlier file has taken is replaced by the smallest positive
+    one that no file has and that is not given yet.
 
     Raises:
         DatasetError: on the first thing that training could not use, or if two files differ about a category or list
@@ -166,11 +166,12 @@ def _check_apart(documents: Sequence[Document]) -> None:
 
 
 def _distinct_ids(ids: Sequence[Sequence[int]]) -> list[dict[int, int]]:
-    """For each file, its ids to ids that no other file has: those taken before become the next above all."""
-    above = count(max(chain.from_iterable(ids), default=0) + 1)
+    """For each file, its ids to ids that no other file has: those taken before become the next that no file has."""
+    used = set(chain.from_iterable(ids))
+    free = (number for number in count(1) if number not in used)
     taken: set[int] = set()
     found = []
     for of_file in ids:
-        found.append({number: next(above) if number in taken else number for number in of_file})
+        found.append({number: next(free) if number in taken else number for number in of_file})
         taken.update(of_file)
     return found
