@@ -174,16 +174,18 @@ LABELS = {
     "negative class": ("-1 0.5 0.5 0.1 0.1", "class is '-1'"),
     "half a class": ("0.5 0.5 0.5 0.1 0.1", "class is '0.5'"),
     "nan class": ("nan 0.5 0.5 0.1 0.1", "class is 'nan'"),
-    "text": ("1 0.5 0,5 0.1 0.1", "y_center is '0,5', no number"),
-    "nan": ("1 0.5 0.5 nan 0.1", "width is 'nan', not between 0 and 1"),
-    "infinite": ("1 0.5 0.5 0.1 inf", "height is 'inf', not between 0 and 1"),
-    "pixels": ("1 320 240 64 48", "x_center is '320', not between 0 and 1"),
-    "past the slack": ("1 1.011 0.5 0.1 0.1", "x_center is '1.011', not between 0 and 1"),
-    "negative": ("1 -0.011 0.5 0.1 0.1", "x_center is '-0.011', not between 0 and 1"),
+    "text": ("1 0.5 0,5 0.1 0.1", "y_center is '0,5', no finite number"),
+    "nan": ("1 0.5 0.5 nan 0.1", "width is 'nan', no finite number"),
+    "infinite": ("1 0.5 0.5 0.1 inf", "height is 'inf', no finite number"),
+    "pixels": ("1 320 240 64 48", "x_center is 320, not between 0 and 1"),
+    "past the slack": ("1 1.011 0.5 0.1 0.1", "x_center is 1.011, not between 0 and 1"),
+    "negative": ("1 -0.011 0.5 0.1 0.1", "x_center is -0.011, not between 0 and 1"),
     "negative width": ("1 0.5 0.5 -0.001 0.1", "width is negative"),
     "negative height": ("1 0.5 0.5 0.1 -0.001", "height is negative"),
-    "polygon text": ("1 0.1 0.1 0.5 0.1 0.5 x", "y3 is 'x', no number"),
-    "polygon past": ("1 0.1 0.1 1.5 0.1 0.5 0.5", "x2 is '1.5', not between 0 and 1"),
+    "polygon text": ("1 0.1 0.1 0.5 0.1 0.5 x", "y3 is 'x', no finite number"),
+    "polygon past": ("1 0.1 0.1 1.5 0.1 0.5 0.5", "the polygon's width is 1.4, not between 0 and 1"),
+    "polygon outside": ("1 1.1 0.1 1.5 0.1 1.5 0.5", "the polygon's x_center is 1.3, not between 0 and 1"),
+    "polygon nan": ("1 0.1 0.1 0.5 nan 0.5 0.5", "y2 is 'nan', no finite number"),
 }
 
 
@@ -198,9 +200,9 @@ def test_a_bad_line_is_refused_with_its_file_number_and_field(source: Path, case
     assert "\n" not in str(caught.value)
 
 
-def test_a_coordinate_may_be_past_the_edge_by_rounding(source: Path) -> None:
-    write_text(source / "labels" / "train" / "a.txt", "1 1.01 -0.01 0 0.1")
-    assert sidecars(source)["a.png"] == [[40.4, -1.2, 0, 2]]
+def test_a_box_or_polygon_may_pass_the_edge(source: Path) -> None:
+    write_text(source / "labels" / "train" / "a.txt", "1 1.01 -0.01 0 0.1\n0 -0.05 0.5 0.2 -0.25 0.2 0.75")
+    assert sidecars(source)["a.png"] == [[40.4, -1.2, 0, 2], [-2, -5, 10, 20]]
 
 
 DATA: dict[str, tuple[str | dict[str, Any], str]] = {

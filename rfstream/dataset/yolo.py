@@ -7,6 +7,7 @@ folder is read, whatever ``data.yaml`` or a list of images say.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from rfstream.errors import DatasetError
 DATA_FILE = "data.yaml"
 LOOKED_FOR = f"{DATA_FILE} (YOLO)"
 SLACK = 0.01
-"""How far past 0 or 1 a coordinate may lie: what Ultralytics takes too. Training cuts boxes at the image's edge."""
+"""How far past 0 or 1 the centre and size of a box may lie, as in Ultralytics."""
 _SPLITS = ("train", "val", "test")
 _BOX = ("x_center", "y_center", "width", "height")
 _THREADS = 16
@@ -265,7 +266,8 @@ def parse_labels(file: Path, text: str, size: tuple[int, int], names: Mapping[in
     the image's ``size`` (width, height in pixels).
 
     Raises:
-        DatasetError: if a line is neither, its class has no name, or a coordinate is past 0 or 1 by more than 1 %.
+        DatasetError: if a line is neither, its class has no name, or its box is past 0 or 1 (see ``SLACK``); names the
+            line and the field.
     """
     lines = enumerate(text.splitlines(), 1)
     return [_object(f"{file}: line {number}", line.split(), size, names) for number, line in lines if line.strip()]
@@ -279,16 +281,17 @@ def _object(where: str, fields: list[str], size: tuple[int, int], names: Mapping
         )
     category = _class_id(where, fields[0], names)
     if len(fields) == 5:
-        x, y, width, height = (_coordinate(where, name, text) for name, text in zip(_BOX, fields[1:], strict=True))
-        if width < 0 or height < 0:
-            raise DatasetError(f"{where}: {'width' if width < 0 else 'height'} is negative; correct the line")
+        x, y, width, height = (_number(where, name, text) for name, text in zip(_BOX, fields[1:], strict=True))
+        _check_extent(where, "", (x, y, width, height))
         box = [(x - width / 2) * size[0], (y - height / 2) * size[1], width * size[0], height * size[1]]
         return _annotation(category, box, box[2] * box[3], [])
-    values = [_coordinate(where, f"{'xy'[i % 2]}{i // 2 + 1}", text) for i, text in enumerate(fields[1:])]
-    xs, ys = [x * size[0] for x in values[::2]], [y * size[1] for y in values[1::2]]
-    points = list(zip(xs, ys, strict=True))
+    values = [_number(where, f"{'xy'[i % 2]}{i // 2 + 1}", text) for i, text in enumerate(fields[1:])]
+    xs, ys = values[::2], values[1::2]
+    left, top, width, height = min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+    _check_extent(where, "the polygon's ", (left + width / 2, top + height / 2, width, height))
+    points = [(x * size[0], y * size[1]) for x, y in zip(xs, ys, strict=True)]
     area = abs(sum(x * v - u * y for (x, y), (u, v) in pairwise([*points, points[0]]))) / 2
-    box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+    box = [left * size[0], top * size[1], width * size[0], height * size[1]]
     return _annotation(category, box, area, [[value for point in points for value in point]])
 
 
@@ -310,14 +313,24 @@ def _class_id(where: str, text: str, names: Mapping[int, str]) -> int:
     return int(value)
 
 
-def _coordinate(where: str, field: str, text: str) -> float:
+def _number(where: str, field: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise DatasetError(f"{where}: {field} is {short(text)}, no number; correct the line, or take it out") from None
-    if not -SLACK <= value <= 1 + SLACK:
-        raise DatasetError(
-            f"{where}: {field} is {short(text)}, not between 0 and 1 (1 % past is taken); give it as a part of the "
-            "image's width or height"
-        )
+        value = math.nan
+    if not math.isfinite(value):
+        raise DatasetError(f"{where}: {field} is {short(text)}, no finite number; correct the line, or take it out")
     return value
+
+
+def _check_extent(where: str, whose: str, box: tuple[float, float, float, float]) -> None:
+    """Refuse centre and size that are no parts of an image's sides. What a box or polygon covers may pass the edge."""
+    for field, value in zip(_BOX, box, strict=True):
+        if not -SLACK <= value <= 1 + SLACK:
+            raise DatasetError(
+                f"{where}: {whose}{field} is {value:g}, not between 0 and 1 (1 % past is taken); give coordinates as "
+                "parts of the image's width and height"
+            )
+    negative = next((field for field, value in zip(_BOX[2:], box[2:], strict=True) if value < 0), None)
+    if negative is not None:
+        raise DatasetError(f"{where}: {whose}{negative} is negative; correct the line, or take it out")
