@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rfstream.dataset import coco, storage
-from rfstream.dataset.index import IMAGE_EXTENSIONS, check_inside
+from rfstream.dataset.document import PICTURES
+from rfstream.dataset.index import check_inside
 from rfstream.dataset.layouts import SplitFiles, find_splits, layouts_of, read_document
 from rfstream.errors import DatasetError
 from rfstream.tools.check_document import check_document, sections, stated_size
@@ -23,7 +24,6 @@ from rfstream.tools.check_traits import SEVERITIES, Finding, Severity, Trait, co
 
 _INDEX = "-index.json"
 _PROBED = 20  # images looked for to tell which folder is theirs
-_PICTURES = {f".{ext}" for ext in (*IMAGE_EXTENSIONS, "gif", "tif", "tiff")}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ def _together(parts: Sequence[tuple[_Subject, list[Encoded]]]) -> Iterator[_Subj
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in _PICTURES and file.is_file())
+    return sorted(
+        file for file in folder.iterdir() if file.suffix.lower().removeprefix(".") in PICTURES and file.is_file()
+    )
 
 
 def _split(name: str, files: SplitFiles) -> tuple[_Subject, list[Encoded]]:
