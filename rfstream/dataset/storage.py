@@ -85,6 +85,18 @@ def read_json(url: str) -> Any:
         raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
+def read_text(url: str) -> str:
+    """The text in UTF-8 at ``url``, without the byte order mark that some editors write.
+
+    Raises:
+        DatasetError: if it can't be read or is no such text.
+    """
+    try:
+        return read_bytes(url).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{url}: not a text file in UTF-8 ({describe(error)}); correct or replace it") from None
+
+
 def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
 

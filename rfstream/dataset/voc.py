@@ -99,11 +99,7 @@ def _is_of_a_class(file: Path) -> bool:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        lines = storage.read_bytes(str(file)).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{file}: not a text file in UTF-8 ({storage.describe(error)}); correct it") from None
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in storage.read_text(str(file)).splitlines() if line.strip()]
 
 
 def _names(files: Sequence[Path]) -> tuple[str, ...]:

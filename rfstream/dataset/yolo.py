@@ -214,7 +214,7 @@ def _images_in(folder: Path) -> list[Path]:
 def _listed(files: SplitFiles, listing: Path) -> Iterator[tuple[Path, str]]:
     """The images that ``listing`` names, relative to itself or, if the first is not there, to the root."""
     source = files.data.parent
-    lines = [(number, line.strip()) for number, line in enumerate(_text(listing).splitlines(), 1)]
+    lines = [(number, line.strip()) for number, line in enumerate(storage.read_text(str(listing)).splitlines(), 1)]
     lines = [(number, line) for number, line in lines if line]
     beside = not lines or os.path.lexists(listing.parent / lines[0][1])
     for number, line in lines:
@@ -225,13 +225,6 @@ def _listed(files: SplitFiles, listing: Path) -> Iterator[tuple[Path, str]]:
                 "correct the line"
             )
         yield image, f"{listing}: line {number}"
-
-
-def _text(file: Path) -> str:
-    try:
-        return storage.read_bytes(str(file)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{file}: not a text file in UTF-8 ({storage.describe(error)}); correct it") from None
 
 
 def _label_files(files: SplitFiles, image: Path) -> list[Path]:
@@ -256,7 +249,7 @@ def _read_image(files: SplitFiles, image: Path) -> tuple[tuple[int, int], bool, 
     label = next((file for file in _label_files(files, image) if file.is_file()), None)
     if label is None:
         return size, False, []
-    return size, True, parse_labels(label, _text(label), size, files.names)
+    return size, True, parse_labels(label, storage.read_text(str(label)), size, files.names)
 
 
 def parse_labels(file: Path, text: str, size: tuple[int, int], names: Mapping[int, str]) -> list[dict[str, Any]]:
