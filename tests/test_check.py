@@ -70,7 +70,7 @@ def test_clean_datasets_raise_no_false_alarm(shared_data: Path, name: str) -> No
 
 # What is odd about each file beyond its absent images; `missing` is how many of these there are.
 ODD: dict[str, tuple[int, dict[str, int]]] = {
-    "bccd_voc_zero_boxes": (0, {"nothing-found": 1}),
+    "bccd_voc_zero_boxes": (0, {"unreadable-labels": 1}),
     "coco_keypoints_val": (79, {"image-without-objects": 40}),
     "cocoapi_results_bbox": (0, {"results-file": 1}),
     "cocoapi_results_keypoints": (0, {"results-file": 1}),
@@ -392,6 +392,14 @@ def test_folders(tmp_path: Path) -> None:
     for path in (str(tmp_path / "none"), "gs://bucket/pack"):
         with pytest.raises(DatasetError):
             check(path)
+
+
+def test_a_folder_of_no_layout(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "notes.txt").touch()
+    assert found(check(str(tmp_path), progress=False)) == {"nothing-found": 1}
+    (tmp_path / "export.json").write_text(json.dumps(coco(images=[image()])))
+    assert found(check(str(tmp_path), images=False, progress=False))["unknown-layout"] == 1
 
 
 def test_splits_that_share_a_folder_do_not_miss_each_others_images(tmp_path: Path) -> None:
