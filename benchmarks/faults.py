@@ -169,7 +169,8 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
         except Exception as error:  # the finding, whatever it is
             note(error=f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}")
         note(end=True)
-        spilled = [line for line in memory_summary(stats_only=True).splitlines() if line.startswith("Spilled")]
+        summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        spilled = [line for line in summary.splitlines() if line.startswith("Spilled")]
         note(spilled=spilled[0].split(",")[0] if spilled else "")
         ray.shutdown()
         if cluster is not None:
