@@ -85,9 +85,10 @@ def read_json(url: str) -> Any:
         raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
-def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
+def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int | None]]) -> list[bytes]:
     """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
 
+    As in a slice, a negative ``begin`` counts from the end, and an ``end`` of None is the end.
     All URLs are of one filesystem.
 
     Raises:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.reader import EncodedSample
+from rfstream.dataset.tar import TarReader
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
