@@ -13,7 +13,7 @@ from rfstream.dataset.pack import pack
 from rfstream.errors import RFStreamError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command(help="Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.")(pack)
+app.command(help="Pack a COCO or Roboflow dataset into shards that rfstream trains from: tar, or Parquet.")(pack)
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML configuration.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
@@ -21,7 +21,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value .
 
 @app.command()
 def index(
-    path: Annotated[str, typer.Argument(help="Folder of a pack that RF-DETR wrote.")],
+    path: Annotated[str, typer.Argument(help="Folder of a pack without tables, such as RF-DETR writes.")],
     split: Annotated[str, typer.Argument(help="Split to index.")],
 ) -> None:
     """Write the sample and fragment tables of a pack that has none."""

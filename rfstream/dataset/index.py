@@ -18,6 +18,8 @@ from rfstream.plan.order import Fragments
 INDEX_VERSION = 1
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 CategoryIds = Literal["remap", "raw"]
+PackFormat = Literal["tar", "parquet"]
+"""What the shards of a pack are; also the extension of their names."""
 
 # Under "raw" the label is the category id, and a model has one output for each id up to the largest.
 _MAX_RAW_ID = 1_000_000
@@ -67,6 +69,15 @@ class SplitIndex:
     samples_per_shard: tuple[int, ...]
     generation: str
     digest: str
+
+    @property
+    def format(self) -> PackFormat:
+        """What the shards are, as their names say."""
+        return "parquet" if self.shards[0].endswith(".parquet") else "tar"
+
+    def ids(self) -> list[int]:
+        """Category ids in the order of ``categories``."""
+        return [int(category["id"]) for category in self.categories]
 
     def label_of(self) -> dict[int, int]:
         """Category id -> label, as RF-DETR assigns them (identity under "raw")."""
@@ -175,9 +186,9 @@ def index_name(split: str) -> str:
     return f"{check_split(split)}-index.json"
 
 
-def shard_name(split: str, generation: str, number: int) -> str:
+def shard_name(split: str, generation: str, number: int, format: PackFormat) -> str:
     """File name of shard ``number``."""
-    return f"{split}-{generation}-{number:06d}.tar"
+    return f"{split}-{generation}-{number:06d}.{format}"
 
 
 def has_split(path: str, split: str) -> bool:
@@ -218,6 +229,8 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> Spl
         check_inside(name, f"{url}: shard name")
     if len(set(raw.shards)) != len(raw.shards):
         raise DatasetError(f"{url}: lists a shard twice; pack again")
+    if len({name.endswith(".parquet") for name in raw.shards}) > 1:
+        raise DatasetError(f"{url}: lists Parquet files and others; pack again")
     counts = raw.samples_per_shard
     if counts and (len(counts) != len(raw.shards) or sum(counts) != raw.num_samples):
         raise DatasetError(
@@ -225,7 +238,7 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> Spl
             f"{len(raw.shards)} shards or num_samples={raw.num_samples}; pack again"
         )
     check_categories(url, raw.categories, raw.category_ids)
-    pattern = re.compile(re.escape(split) + r"-([0-9a-f]{8})-\d{6}\.tar")
+    pattern = re.compile(re.escape(split) + r"-([0-9a-f]{8})-\d{6}\.(?:tar|parquet)")
     match = pattern.fullmatch(raw.shards[0])
     return SplitIndex(
         path=path,

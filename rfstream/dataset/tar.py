@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +81,7 @@ class TarReader:
 
     @cached_property
     def _rows_of(self) -> Callable[[int], _ShardRows]:
-        return lru_cache(_CACHED_SHARDS)(self._shard_rows)
+        return lru_cache(_CACHED_SHARDS)(partial(_shard_rows, self._files))
 
     def _places(self, rows: IntArray) -> list[_Place]:
         """Where each row's sample lies, sorted by shard and offset."""
@@ -106,12 +106,13 @@ class TarReader:
         stated = (pixels or None for pixels in place.stated)
         return EncodedSample(shard, place.key, image, sidecar, place.row, place.image[0], *stated)
 
-    def _shard_rows(self, shard: int) -> _ShardRows:
-        """The rows of one shard, checked: an offset or size that can't be is a damaged table."""
-        rows = self._files.samples(shard, _COLUMNS)
-        image, image_size, sidecar, sidecar_size = (rows[name].to_numpy() for name in tables.PLACE)
-        spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
-        if spans.min() < 0 or image_size.min() < 0 or sidecar_size.min() < 0:
-            raise self._files.wrong_table(shard, "a negative offset or size")
-        stated = np.stack([rows[name].fill_null(0).to_numpy() for name in tables.STATED], axis=1).astype(np.int64)
-        return _ShardRows(rows["key"].to_pylist(), spans, stated)
+
+def _shard_rows(files: PackFiles, shard: int) -> _ShardRows:
+    """The rows of one shard, checked: an offset or size that can't be is a damaged table."""
+    rows = files.samples(shard, _COLUMNS)
+    image, image_size, sidecar, sidecar_size = (rows[name].to_numpy() for name in tables.PLACE)
+    spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
+    if spans.min() < 0 or image_size.min() < 0 or sidecar_size.min() < 0:
+        raise files.wrong_table(shard, "a negative offset or size")
+    stated = np.stack([rows[name].fill_null(0).to_numpy() for name in tables.STATED], axis=1).astype(np.int64)
+    return _ShardRows(rows["key"].to_pylist(), spans, stated)

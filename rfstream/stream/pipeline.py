@@ -60,7 +60,7 @@ class Pipeline:
     @property
     def reader(self) -> ReaderSpec:
         """Which pack the tasks read."""
-        return ReaderSpec(self.index.path, self.index.split, self.index.digest)
+        return ReaderSpec.of(self.index)
 
     @property
     def substitutes(self) -> PackSubstitutes | None:

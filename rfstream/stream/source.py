@@ -12,7 +12,9 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rfstream.dataset.reader import EncodedSample
+from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.parquet import ParquetReader
+from rfstream.dataset.reader import EncodedSample, SampleReader
 from rfstream.dataset.tar import TarReader
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
@@ -28,12 +30,19 @@ class ReaderSpec:
     path: str
     split: str
     digest: str
+    format: PackFormat = "tar"
+
+    @staticmethod
+    def of(index: SplitIndex) -> ReaderSpec:
+        """The spec of a packed split."""
+        return ReaderSpec(index.path, index.split, index.digest, index.format)
 
 
 @lru_cache(maxsize=8)
-def reader_of(spec: ReaderSpec) -> TarReader:
+def reader_of(spec: ReaderSpec) -> SampleReader:
     """This process's reader for ``spec``."""
-    return TarReader(spec.path, spec.split, spec.digest)
+    reader = ParquetReader if spec.format == "parquet" else TarReader
+    return reader(spec.path, spec.split, spec.digest)
 
 
 @dataclass(frozen=True)
