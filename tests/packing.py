@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rfstream.dataset.coco import find_splits, read_split
+from rfstream.dataset.coco import SplitSource, find_splits, read_split
 from rfstream.dataset.convention import Convention
-from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex
 from rfstream.dataset.pack import pack
 from rfstream.dataset.parquet_shards import write_parquet_shard
 from rfstream.dataset.publish import describe_pack, publish, staging
@@ -35,15 +35,25 @@ def pack_here(
     source: Path, output: Path, per_shard: int, split: str = "train", format: PackFormat = "tar"
 ) -> SplitIndex:
     """Pack a split in this process, ``per_shard`` samples a shard."""
-    checked = read_split(find_splits(source)[split], "remap")
-    convention = Convention.of(split, checked.categories, (item.sidecar for item in checked.items))
+    return pack_checked(read_split(find_splits(source)[split], "remap"), output, per_shard, split, format=format)
+
+
+def pack_checked(
+    checked: SplitSource,
+    output: Path,
+    per_shard: int,
+    split: str,
+    category_ids: CategoryIds = "remap",
+    format: PackFormat = "tar",
+) -> SplitIndex:
+    """The same from what was read, under the name ``split``."""
+    convention = Convention.of(checked.categories, (item.sidecar for item in checked.items))
     with staging(output) as folder:
         written = []
         for number, first in enumerate(range(0, len(checked.items), per_shard)):
-            items = checked.items[first : first + per_shard]
-            at = (folder / str(number), number, first, items)
+            at = (folder / str(number), number, first, checked.items[first : first + per_shard])
             written.append(write_shard(*at) if format == "tar" else write_parquet_shard(*at, convention))
-        about = describe_pack(split, checked.categories, checked.annotated_category_ids, "remap", written, format)
+        about = describe_pack(split, checked.categories, checked.annotated_category_ids, category_ids, written, format)
         return publish(output, folder, *about, written)
 
 

@@ -12,13 +12,12 @@ field of the JSON object in ``other``.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-
-from rfstream.errors import DatasetError
 
 HUGGINGFACE = b"huggingface"
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -30,10 +29,10 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """``value`` as a float, if that is the same number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e308:
-        return None
-    return float(value) if float(value) == value else None
+    """``value`` as a float, which is another number if it is an integer of more than 53 bits."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308:
+        return float(value)
+    return None
 
 
 def _numbers(value: object) -> list[float] | None:
@@ -88,19 +87,16 @@ class Convention:
     keypoints: bool
 
     @staticmethod
-    def of(split: str, categories: Sequence[Mapping[str, Any]], sidecars: Iterable[bytes]) -> Convention:
+    def of(categories: Sequence[Mapping[str, Any]], sidecars: Iterable[bytes]) -> Convention:
         """The convention for a split with these categories and JSON members.
 
-        Raises:
-            DatasetError: if two categories have one name, which the class labels of ``datasets`` can't have.
+        Class labels of ``datasets`` are told apart by name, so categories of one name bear their ids too.
         """
-        names = tuple(str(category["name"]) for category in categories)
-        double = next((name for at, name in enumerate(names) if name in names[:at]), None)
-        if double is not None:
-            raise DatasetError(
-                f"split {split!r}: two categories are named {double!r}, and class labels in Parquet are told apart by "
-                "name; rename one, or pack with --format tar"
-            )
+        times = Counter(category["name"] for category in categories)
+        names = tuple(
+            category["name"] if times[category["name"]] == 1 else f"{category['name']} (id {category['id']})"
+            for category in categories
+        )
         key = b'"keypoints": '  # as json.dumps writes a key; inside a text, the quotes are escaped
         keypoints = any(key in sidecar for sidecar in sidecars)
         return Convention(tuple(int(category["id"]) for category in categories), names, keypoints)
@@ -148,7 +144,8 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 def _entries(annotation: Mapping[str, Any], category_of: Mapping[int, int]) -> dict[str, Any]:
     """An annotation's entry in each list."""
     entries = {name: COLUMNS[name].entry(annotation.get(name)) for name in _OWN}
-    held = {"image_id", "category_id", *(name for name, entry in entries.items() if entry is not None)}
+    exact = (name for name, entry in entries.items() if entry is not None and entry == annotation[name])
+    held = {"image_id", "category_id", *exact}
     other = {name: value for name, value in annotation.items() if name not in held}
     entries["category"] = category_of[annotation["category_id"]]
     entries["other"] = json.dumps(other) if other else None
@@ -178,7 +175,7 @@ def _annotation(entries: dict[str, Any], image_id: int, category_ids: Sequence[i
     for name, entry in entries.items():
         if entry is None and COLUMNS[name].required:
             raise ValueError(f"column 'objects.{name}' holds a null")
-    if _box(entries["bbox"]) is None:
+    if len(entries["bbox"]) != 4 or None in entries["bbox"]:
         raise ValueError(f"column 'objects.bbox' holds {entries['bbox']!r}, not four numbers")
     category, other = entries.pop("category"), entries.pop("other", None)
     if not 0 <= category < len(category_ids):

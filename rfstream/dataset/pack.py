@@ -164,7 +164,7 @@ def _convention(split: SplitSource, format: PackFormat) -> Convention | None:
     """How the samples of ``split`` become rows, if they do."""
     if format == "tar":
         return None
-    return Convention.of(split.split, split.categories, (item.sidecar for item in split.items))
+    return Convention.of(split.categories, (item.sidecar for item in split.items))
 
 
 def _plan(items: Sequence[Item], max_shard_bytes: int, convention: Convention | None) -> list[_ShardPlan]:
