@@ -182,7 +182,9 @@ def _annotation(entries: dict[str, Any], image_id: int, category_ids: Sequence[i
         raise ValueError(f"column 'objects.category' holds {category}, and there are {len(category_ids)} categories")
     annotation = {name: entry for name, entry in entries.items() if entry is not None}
     annotation |= {"image_id": image_id, "category_id": category_ids[category]}
-    return annotation | _others(other)
+    annotation |= _others(other)
+    annotation.setdefault("area", entries["bbox"][2] * entries["bbox"][3])  # others may have no areas
+    return annotation
 
 
 def _others(other: str | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,7 @@ class _IndexFile(BaseModel):
     annotated_category_ids: list[int] = []
     category_ids: CategoryIds = "remap"
     samples_per_shard: list[_Count] = []
+    parquet_columns: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class SplitIndex:
         samples_per_shard: samples of each shard, or empty if the index does not say.
         generation: token in the names of the split's shards and tables.
         digest: first 16 hex digits of the SHA-256 of the index file.
+        shards_at: folder or URL that the names of the shards are relative to.
+        columns: column of the convention -> column of the shards, of Parquet files that ``rfstream index`` found and
+            rfstream did not write; else None.
     """
 
     path: str
@@ -69,6 +74,8 @@ class SplitIndex:
     samples_per_shard: tuple[int, ...]
     generation: str
     digest: str
+    shards_at: str = ""
+    columns: Mapping[str, str] | None = None
 
     @property
     def format(self) -> PackFormat:
@@ -126,7 +133,7 @@ class SplitIndex:
 
     def shard_url(self, number: int) -> str:
         """Path or URL of a shard."""
-        return storage.join(self.path, self.shards[number])
+        return storage.join(self.shards_at, self.shards[number])
 
     @property
     def reindex(self) -> str:
@@ -196,8 +203,11 @@ def has_split(path: str, split: str) -> bool:
     return storage.exists(storage.join(path, index_name(check_split(split))))
 
 
-def read_index(path: str, split: str) -> SplitIndex:
+def read_index(path: str, split: str, shards_at: str | None = None) -> SplitIndex:
     """Read and check the index of ``split`` in the pack at ``path`` (a folder or an fsspec URL).
+
+    The shards are there too, or at ``shards_at``. The index itself can't say that they are elsewhere: what comes with
+    data does not decide what is opened.
 
     Raises:
         DatasetError: if there is none, or a field is malformed, escapes the pack's folder or contradicts another.
@@ -208,7 +218,7 @@ def read_index(path: str, split: str) -> SplitIndex:
         raise DatasetError(f"{url} does not exist: no split {split!r} is packed there; run `rfstream pack` first")
     data = storage.read_bytes(url)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    return _build(path, url, split, _parse(url, data), digest)
+    return _build(path, shards_at or path, url, split, _parse(url, data), digest)
 
 
 def _parse(url: str, data: bytes) -> _IndexFile:
@@ -222,7 +232,7 @@ def _parse(url: str, data: bytes) -> _IndexFile:
         raise DatasetError(f"{url}: not a readable JSON file ({storage.describe(error)}); pack again") from None
 
 
-def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> SplitIndex:
+def _build(path: str, shards_at: str, url: str, split: str, raw: _IndexFile, digest: str) -> SplitIndex:
     if raw.split != split:
         raise DatasetError(f"{url}: is an index of split {raw.split!r}, renamed; give that name or pack again")
     for name in raw.shards:
@@ -249,8 +259,10 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str) -> Spl
         annotated_category_ids=tuple(raw.annotated_category_ids),
         category_ids=raw.category_ids,
         samples_per_shard=tuple(counts),
-        generation=match.group(1) if match else digest[:8],
+        generation=match.group(1) if match and raw.parquet_columns is None else digest[:8],
         digest=digest,
+        shards_at=shards_at,
+        columns=raw.parquet_columns,
     )
 
 

@@ -229,8 +229,8 @@ def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     """The task. Each attempt writes a file of its own, so a retry never meets what a lost worker still writes."""
     path = Path(folder) / uuid.uuid4().hex
     if plan.convention is None:
-        return write_shard(path, plan.number, plan.first, plan.items)
-    return write_parquet_shard(path, plan.number, plan.first, plan.items, plan.convention)
+        return write_shard(path.with_suffix(".tar"), plan.number, plan.first, plan.items)
+    return write_parquet_shard(path.with_suffix(".parquet"), plan.number, plan.first, plan.items, plan.convention)
 
 
 def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:

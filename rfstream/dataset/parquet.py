@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property, lru_cache, partial
 from typing import Generic, TypeVar
@@ -27,6 +27,7 @@ _CACHED_GROUPS = 128  # annotations of as many row groups: a few MB each where o
 _TAIL = 64 * 1024  # bytes of a shard's end that are read for its footer
 _PLACE = ("image_offset", "image_size")
 _COLUMNS = pa.schema([tables.PARQUET_SAMPLES.field(name) for name in ("key", *_PLACE, *tables.STATED)])
+_FOREIGN_COLUMNS = pa.schema([tables.FOREIGN_SAMPLES.field(name) for name in ("key", *tables.STATED)])
 
 _Group = tuple[int, int]  # a shard, and a row group of it
 
@@ -37,19 +38,25 @@ class ParquetReader:
     An image is read from where the sample table says that it lies, without the rest of its row group. Of the other
     columns, whole row groups are read, which are small, and the latest are kept. It pickles to a few strings.
 
+    Parquet that others wrote has images in row groups of any size, compressed or not: such a row group is read as a
+    whole, and the last one is kept. So beside the answer there are up to three of them in memory: the one kept, the
+    next as it lies in the file, and as it is decoded.
+
     Args:
         path: folder or fsspec URL of the pack.
         split: name of the split.
         digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+        shards_at: where the shards are, if they are not at ``path``.
     """
 
-    def __init__(self, path: str, split: str, digest: str) -> None:
-        self._arguments = (str(path), split, digest)
+    def __init__(self, path: str, split: str, digest: str, shards_at: str | None = None) -> None:
+        self._arguments = (str(path), split, digest, shards_at)
         self._files = PackFiles(*self._arguments)
         self._footers: _Recent[int, Footer] = _Recent(_CACHED_FOOTERS)
         self._annotations: _Recent[_Group, Annotations] = _Recent(_CACHED_GROUPS)
+        self._images: _Recent[_Group, pa.Array] = _Recent(1)
 
-    def __reduce__(self) -> tuple[type[ParquetReader], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[ParquetReader], tuple[str, str, str, str | None]]:
         return ParquetReader, self._arguments
 
     def read(self, rows: IntArray) -> list[EncodedSample]:
@@ -66,25 +73,18 @@ class ParquetReader:
         footers = self._footers.get(shards.tolist(), self._load_footers)
         groups = [self._group(footers[shard], shard, at) for shard, at in zip(shards.tolist(), inside, strict=True)]
         annotations = self._annotations.get(groups, lambda absent: self._load_annotations(absent, footers))
-        spans = [self._image(shard, at) for shard, at in zip(shards.tolist(), inside.tolist(), strict=True)]
-        order = sorted(range(len(spans)), key=lambda slot: spans[slot])
-        found = dict(zip(order, self._files.fetch([spans[slot] for slot in order]), strict=True))
+        sidecars = [
+            json.dumps(footers[shard].sidecar(annotations[shard, group], group, at, row, self._category_ids)).encode()
+            for row, (shard, group), at in zip(rows.tolist(), groups, inside.tolist(), strict=True)
+        ]
+        find = self._images_in_place if self._files.index.columns is None else self._images_of_groups
+        images = find(groups, inside.tolist(), footers)
         samples = []
-        for slot, (row, (shard, group), at) in enumerate(zip(rows.tolist(), groups, inside.tolist(), strict=True)):
-            footer, said = footers[shard], self._rows_of(shard).slice(at, 1).to_pylist()[0]
-            sidecar = footer.sidecar(annotations[shard, group], group, at, self._category_ids)
-            samples.append(
-                EncodedSample(
-                    shard=self._files.index.shards[shard],
-                    key=said["key"],
-                    image=_checked(footer.url, at, spans[slot], found[slot]),
-                    sidecar=json.dumps(sidecar).encode(),
-                    row=row,
-                    offset=said["image_offset"],
-                    width=said["width"],
-                    height=said["height"],
-                )
-            )
+        for slot, (row, shard, at) in enumerate(zip(rows.tolist(), shards.tolist(), inside.tolist(), strict=True)):
+            said = self._rows_of(shard).slice(at, 1).to_pylist()[0]
+            name, (offset, image) = self._files.index.shards[shard], images[slot]
+            stated = (said[name] for name in tables.STATED)
+            samples.append(EncodedSample(name, said["key"], image, sidecars[slot], row, offset, *stated))
         return samples
 
     @cached_property
@@ -95,11 +95,47 @@ class ParquetReader:
     def _rows_of(self) -> Callable[[int], pa.Table]:
         return lru_cache(_CACHED_SHARDS)(partial(_shard_rows, self._files))
 
-    def _image(self, shard: int, at: int) -> Span:
-        """Where an image and the length before it lie."""
-        table = self._rows_of(shard)
-        offset, size = (table[name][at].as_py() for name in _PLACE)
-        return Span(shard, offset - LENGTH, offset + size)
+    def _images_in_place(
+        self, groups: list[_Group], inside: list[int], footers: dict[int, Footer]
+    ) -> list[tuple[int, bytes]]:
+        """Offset and bytes of the images of the shards' rows ``inside``, from where the sample table says they lie."""
+        spans = []
+        for (shard, _), at in zip(groups, inside, strict=True):
+            offset, size = (self._rows_of(shard)[name][at].as_py() for name in _PLACE)
+            spans.append(Span(shard, offset - LENGTH, offset + size))
+        order = sorted(range(len(spans)), key=lambda slot: spans[slot])
+        found = dict(zip(order, self._files.fetch([spans[slot] for slot in order]), strict=True))
+        return [
+            (span.start + LENGTH, _checked(footers[span.shard].url, at, span, found[slot]))
+            for slot, (span, at) in enumerate(zip(spans, inside, strict=True))
+        ]
+
+    def _images_of_groups(
+        self, groups: list[_Group], inside: list[int], footers: dict[int, Footer]
+    ) -> list[tuple[int, bytes]]:
+        """The same out of whole row groups, one after the other; the offset is that of the row group's images."""
+        slots: dict[_Group, list[int]] = defaultdict(list)
+        for slot, key in enumerate(groups):
+            slots[key].append(slot)
+        images: dict[int, tuple[int, bytes]] = {}
+        for key in sorted(slots):
+            shard, group = key
+            footer = footers[shard]
+            cells = self._images.get([key], lambda absent: [self._load_images(*absent[0], footers)])[key]
+            for slot in slots[key]:
+                image = cells[inside[slot] - int(footer.starts[group])].as_py()
+                if image is None:
+                    raise SampleError(
+                        f"{footer.url}: row {inside[slot]}: column {footer.path(IMAGE)!r} is null: the file names its "
+                        "images and does not hold them; write it with them"
+                    )
+                images[slot] = footer.image_span(group)[0], image
+        return [images[slot] for slot in range(len(groups))]
+
+    def _load_images(self, shard: int, group: int, footers: dict[int, Footer]) -> pa.Array:
+        start, end = footers[shard].image_span(group)
+        (data,) = self._files.fetch([Span(shard, start, end)])
+        return footers[shard].images(group, Parts([(start, data)]))
 
     def _group(self, footer: Footer, shard: int, at: int) -> _Group:
         """The row group that holds the shard's row ``at``."""
@@ -113,9 +149,9 @@ class ParquetReader:
         long = [i for i, tail in enumerate(tails) if Footer.missing(tail)]
         for i in long:
             tails[i] = self._files.tails([shards[i]], len(tails[i]) + Footer.missing(tails[i]))[0]
-        return [
-            Footer.parse(self._files.index.shard_url(shard), tail) for shard, tail in zip(shards, tails, strict=True)
-        ]
+        index = self._files.index
+        urls = [index.shard_url(shard) for shard in shards]
+        return [Footer.parse(url, tail, index.columns) for url, tail in zip(urls, tails, strict=True)]
 
     def _load_annotations(self, groups: list[_Group], footers: dict[int, Footer]) -> list[Annotations]:
         spans = sorted({Span(shard, *span) for shard, group in groups for span in footers[shard].spans(group)})
@@ -130,6 +166,8 @@ class ParquetReader:
 
 def _shard_rows(files: PackFiles, shard: int) -> pa.Table:
     """The rows of one shard, checked: an offset or size that can't be is a damaged table."""
+    if files.index.columns is not None:
+        return files.samples(shard, _FOREIGN_COLUMNS)
     table = files.samples(shard, _COLUMNS)
     offset, size = (table[name].to_numpy() for name in _PLACE)
     if offset.min() < LENGTH or size.min() < 0 or (offset + size).min() < 0:

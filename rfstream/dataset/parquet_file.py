@@ -6,7 +6,7 @@ Formats: https://parquet.apache.org/docs/file-format/, and the columns of :mod:`
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rfstream.dataset import storage
+from rfstream.dataset import storage, tables
 from rfstream.dataset.convention import COLUMNS, KEYPOINTS, annotations_of
 from rfstream.errors import DatasetError, SampleError
 from rfstream.plan.keys import IntArray
@@ -25,11 +25,14 @@ IMAGE = "image.bytes"
 _TRAILER = 8  # four bytes of the footer's length, and PAR1
 _PLAIN = {IMAGE: pa.binary(), "image.path": pa.string(), "image_id": pa.int64()}
 _STATED = {"width": pa.int64(), "height": pa.int64()}
+_LISTS = {f"objects.{name}": pa.list_(column.read) for name, column in COLUMNS.items()}
+_TYPES = {**_PLAIN, **_STATED, **_LISTS}  # what columns are read as, by their path in the convention
+_OPTIONAL = {f"objects.{name}" for name in KEYPOINTS}
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a row group says beside its images: columns by path, one entry a row."""
+    """What a row group says beside its images: columns by their path in the convention, one entry a row."""
 
     columns: dict[str, pa.Array]
 
@@ -43,23 +46,23 @@ class Annotations:
         width, height = (self.columns[name][row].as_py() if name in self.columns else None for name in _STATED)
         return width, height
 
-    def sidecar(self, row: int, category_ids: Sequence[int]) -> dict[str, Any]:
-        """The JSON member that a tar has of the row.
+    def sidecar(self, row: int, number: int, category_ids: Sequence[int]) -> dict[str, Any]:
+        """The JSON member that a tar has of the row; ``number`` is the image id if there is no column of them.
 
         Raises:
             ValueError: naming the column that can't be understood.
         """
         cells = {path: column[row].as_py() for path, column in self.columns.items()}
-        image_id, name = cells["image_id"], cells["image.path"]
-        if image_id is None or name is None:
-            raise ValueError(f"column {'image_id' if image_id is None else 'image.path'!r} is null")
+        image_id, name = cells.get("image_id", number), cells.get("image.path")
+        if image_id is None:
+            raise ValueError("column 'image_id' is null")
         objects = {path.removeprefix("objects."): cell for path, cell in cells.items() if path.startswith("objects.")}
         annotations = list(annotations_of(objects, image_id, category_ids))
-        return {"image_id": image_id, "file_name": name, "annotations": annotations}
+        return {"image_id": image_id, "file_name": name or "", "annotations": annotations}
 
 
 class Footer:
-    """The footer of the Parquet shard at ``url``.
+    """The footer of the Parquet shard at ``url``; ``columns`` are those of :class:`SplitIndex`.
 
     ``starts`` int64 (row groups + 1,): the shard's row that each row group begins with, and the number of rows.
 
@@ -67,9 +70,11 @@ class Footer:
         DatasetError: if a column is absent or of another type than the convention's.
     """
 
-    def __init__(self, url: str, metadata: pq.FileMetaData) -> None:
+    def __init__(self, url: str, metadata: pq.FileMetaData, columns: Mapping[str, str] | None = None) -> None:
         self.url, self._metadata = url, metadata
-        self._columns = _checked_columns(url, metadata.schema.to_arrow_schema())
+        schema = metadata.schema.to_arrow_schema()
+        self._paths = _own_columns(schema) if columns is None else columns
+        self._types = _checked_types(url, schema, self._paths)
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self.starts: IntArray = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -80,18 +85,23 @@ class Footer:
         return max(0, length + _TRAILER - len(tail)) if tail.endswith(b"PAR1") else 0
 
     @staticmethod
-    def parse(url: str, tail: bytes) -> Footer:
+    def parse(url: str, tail: bytes, columns: Mapping[str, str] | None = None) -> Footer:
         """The footer at the end of ``tail``, the last bytes of the file at ``url``.
 
         Raises:
             DatasetError: also if there is none, since the file is cut or is something else.
         """
-        return Footer(url, _explained(url, lambda: pq.read_metadata(pa.BufferReader(tail))))
+        return Footer(url, _explained(url, lambda: pq.read_metadata(pa.BufferReader(tail))), columns)
 
     @staticmethod
-    def of(url: str, file: IO[bytes]) -> Footer:
-        """The footer of the open file at ``url``. Raises as :meth:`parse` does."""
-        return Footer(url, _explained(url, lambda: pq.read_metadata(file)))
+    def type_of(name: str) -> pa.DataType:
+        """What the column ``name`` of the convention is read as."""
+        return _TYPES[name]
+
+    @staticmethod
+    def holds(there: pa.DataType, name: str) -> bool:
+        """Whether a column of type ``there`` can be the column ``name`` of the convention."""
+        return _holds(there, _TYPES[name])
 
     @property
     def groups(self) -> int:
@@ -103,13 +113,36 @@ class Footer:
         """Key-value metadata."""
         return dict(self._metadata.metadata or {})
 
+    def nbytes(self, group: int) -> int:
+        """What a row group takes up in the file."""
+        return sum(end - start for _, (start, end) in self._chunks(group))
+
+    def fragments(self, shard: int, nbytes: Sequence[int]) -> pa.Table:
+        """The row groups as fragments of the pack's shard number ``shard``, which count as ``nbytes``.
+
+        Raises:
+            ValueError: if there are not as many row groups.
+        """
+        columns = {
+            "shard": np.full(self.groups, shard),
+            "first": self.starts[:-1],
+            "samples": np.diff(self.starts),
+            "offset": [self.image_span(group)[0] for group in range(self.groups)],
+            "nbytes": nbytes,
+        }
+        return pa.table(columns, schema=tables.FRAGMENTS)
+
+    def path(self, name: str) -> str:
+        """The shard's name for a column of the convention."""
+        return self._paths[name]
+
     def image_span(self, group: int) -> tuple[int, int]:
         """The bytes of the shard that hold a row group's images."""
-        return next(span for path, span in self._chunks(group) if path == IMAGE)
+        return next(span for path, span in self._chunks(group) if path == self._paths[IMAGE])
 
     def spans(self, group: int) -> list[tuple[int, int]]:
         """The bytes of the shard that hold a row group's annotations."""
-        wanted = tuple(path for path in self._columns if path not in _STATED)
+        wanted = tuple(path for name, path in self._paths.items() if name not in (IMAGE, *_STATED))
         return [span for path, span in self._chunks(group) if _is_of(path, wanted)]
 
     def _chunks(self, group: int) -> list[tuple[str, tuple[int, int]]]:
@@ -128,35 +161,38 @@ class Footer:
         Raises:
             DatasetError: if they are damaged.
         """
-        columns = {path: kind for path, kind in self._columns.items() if stated or path not in _STATED}
+        skipped = (IMAGE,) if stated else (IMAGE, *_STATED)
+        columns = {name: path for name, path in self._paths.items() if name not in skipped}
 
         def read() -> Annotations:
-            table = self._table(group, source, list(columns))
-            return Annotations({path: _cells(table, path).cast(kind) for path, kind in columns.items()})
+            table = self._table(group, source, list(columns.values()))
+            return Annotations({name: _cells(table, path).cast(self._types[name]) for name, path in columns.items()})
 
         return _explained(f"{self.url}: row group {group}", read)
 
-    def sidecar(self, annotations: Annotations, group: int, row: int, category_ids: Sequence[int]) -> dict[str, Any]:
-        """The JSON member that a tar has of the shard's row ``row``, which is in ``group``.
+    def sidecar(
+        self, annotations: Annotations, group: int, row: int, number: int, category_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """The JSON member that a tar has of the shard's row ``row``, which is in ``group`` and the split's ``number``.
 
         Raises:
             SampleError: naming the column that can't be understood.
         """
         try:
-            return annotations.sidecar(row - int(self.starts[group]), category_ids)
+            return annotations.sidecar(row - int(self.starts[group]), number, category_ids)
         except ValueError as error:
-            raise SampleError(f"{self.url}: row {row}: {error}; copy or pack it again") from None
+            raise SampleError(f"{self.url}: row {row}: {error}; copy or write it again") from None
 
-    def images(self, group: int, source: IO[bytes] | io.RawIOBase) -> list[bytes | None]:
-        """The images of a row group.
+    def images(self, group: int, source: IO[bytes] | io.RawIOBase) -> pa.Array:
+        """The images of a row group, binary.
 
         Raises:
             DatasetError: if they are damaged.
         """
 
-        def read() -> list[bytes | None]:
-            images: list[bytes | None] = _cells(self._table(group, source, [IMAGE]), IMAGE).to_pylist()
-            return images
+        def read() -> pa.Array:
+            path = self._paths[IMAGE]
+            return _cells(self._table(group, source, [path]), path)
 
         return _explained(f"{self.url}: row group {group}", read)
 
@@ -207,34 +243,60 @@ def _explained(where: str, read: Callable[[], T]) -> T:
         return read()
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DatasetError(
-            f"{where}: not whole Parquet data ({storage.describe(error)}); copy or pack it again"
+            f"{where}: not whole Parquet data ({storage.describe(error)}); copy or write it again"
         ) from None
 
 
-def _checked_columns(url: str, schema: pa.Schema) -> dict[str, pa.DataType]:
-    """The columns to read, by path, and their types as they are read."""
-    lists = {f"objects.{name}": pa.list_(column.read) for name, column in COLUMNS.items()}
-    optional = {f"objects.{name}" for name in KEYPOINTS}
-    expected = {**_PLAIN, **_STATED, **lists}
-    there = {path: _type_at(schema, path) for path in expected}
-    for path in [path for path in expected if there[path] is not None or path not in optional]:
-        kind = there[path]
-        if kind is None or not _holds(kind, expected[path]):
-            what = "is absent" if kind is None else f"is {kind}, not {expected[path]}"
-            raise DatasetError(f"{url}: column {path!r} {what}; copy or pack it again")
-    return {path: kind for path, kind in expected.items() if path != IMAGE and there[path] is not None}
+def read_tail(file: IO[bytes]) -> bytes:
+    """The footer's bytes at the end of an open Parquet file, or as many as may be."""
+    size = file.seek(0, io.SEEK_END)
+    tail = b""
+    for length in (_TRAILER, 0):
+        wanted = min(size, length or len(tail) + Footer.missing(tail))
+        file.seek(size - wanted)
+        tail = file.read(wanted)
+    return tail
+
+
+def columns_in(url: str, tail: bytes) -> dict[str, pa.DataType]:
+    """The columns of a file and the fields of its structs, by path, with their types; ``tail`` are its last bytes.
+
+    Raises:
+        DatasetError: if it is no whole Parquet file.
+    """
+    schema = _explained(url, lambda: pq.read_schema(pa.BufferReader(tail)))
+    found = {}
+    for field in schema:
+        found[field.name] = field.type
+        if pa.types.is_struct(field.type):
+            found |= {f"{field.name}.{child.name}": child.type for child in field.type}
+    return found
+
+
+def _own_columns(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a shard that rfstream wrote, by their path in the convention."""
+    return {name: name for name in _TYPES if name not in _OPTIONAL or _type_at(schema, name) is not None}
+
+
+def _checked_types(url: str, schema: pa.Schema, columns: Mapping[str, str]) -> dict[str, pa.DataType]:
+    """The types to read ``columns`` as, if there are such columns."""
+    for name, path in columns.items():
+        there = _type_at(schema, path)
+        if there is None or not _holds(there, _TYPES[name]):
+            what = "is absent" if there is None else f"is {there}, not {_TYPES[name]}"
+            raise DatasetError(f"{url}: column {path!r} {what}; copy or write it again")
+    return {name: _TYPES[name] for name in columns}
 
 
 def _type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    name, _, child = path.partition(".")
-    at = schema.get_field_index(name)
-    if at < 0:
-        return None
-    kind = schema.field(at).type
-    if not child:
-        return kind
-    at = kind.get_field_index(child) if pa.types.is_struct(kind) else -1
-    return None if at < 0 else kind.field(at).type
+    """The type of the column ``path``, names joined by dots; None if there is none."""
+    kind: pa.DataType = pa.struct(list(schema))
+    for name in path.split("."):
+        at = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if at < 0:
+            return None
+        kind = kind.field(at).type
+    return kind
 
 
 def _holds(there: pa.DataType, wanted: pa.DataType) -> bool:
@@ -259,6 +321,6 @@ def _is_of(path: str, wanted: tuple[str, ...]) -> bool:
 
 def _cells(table: pa.Table, path: str) -> pa.Array:
     """A column by its path, as one array."""
-    name, _, child = path.partition(".")
+    name, *children = path.split(".")
     column = table[name].combine_chunks()
-    return pc.struct_field(column, child) if child else column
+    return pc.struct_field(column, children) if children else column

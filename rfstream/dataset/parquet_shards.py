@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rfstream.dataset import storage, tables
 from rfstream.dataset.convention import Convention
 from rfstream.dataset.exif import is_of_turned_frame
-from rfstream.dataset.parquet_file import IMAGE, Footer
+from rfstream.dataset.parquet_file import IMAGE, Footer, read_tail
 from rfstream.dataset.shards import Item, WrittenShard, crowds_of, read_image, sample_table, sha256
 from rfstream.errors import DatasetError
 
@@ -101,11 +101,11 @@ def scan_parquet_shard(url: str, number: int, first: int, category_ids: Sequence
     """
     rows: list[tuple[object, ...]] = []
     with storage.open_binary(url) as file:
-        footer = Footer.of(url, file)
+        footer = Footer.parse(url, read_tail(file))
         for group in range(footer.groups):
             annotations = footer.annotations(group, file, stated=True)
             for at, place in enumerate(_places(footer, file, group)):
-                sidecar = footer.sidecar(annotations, group, len(rows), category_ids)
+                sidecar = footer.sidecar(annotations, group, len(rows), -1, category_ids)
                 ext = PurePosixPath(sidecar["file_name"]).suffix.lower().removeprefix(".")
                 found = sidecar["annotations"]
                 about = (*annotations.stated(at), len(found), crowds_of(found))
@@ -121,11 +121,11 @@ def sidecars_of(url: str, file: IO[bytes], category_ids: Sequence[int]) -> Itera
     Raises:
         DatasetError: if the shard is damaged.
     """
-    footer = Footer.of(url, file)
+    footer = Footer.parse(url, read_tail(file))
     for group in range(footer.groups):
         annotations = footer.annotations(group, file)
         for row in range(footer.starts[group], footer.starts[group + 1]):
-            yield footer.sidecar(annotations, group, row, category_ids)
+            yield footer.sidecar(annotations, group, row, -1, category_ids)
 
 
 def _places(footer: Footer, file: IO[bytes], group: int) -> Iterator[tuple[int, int]]:
@@ -135,7 +135,7 @@ def _places(footer: Footer, file: IO[bytes], group: int) -> Iterator[tuple[int, 
     file.seek(start)
     chunk = file.read(end - start)
     at = 0
-    for row, image in enumerate(images, start=int(footer.starts[group])):
+    for row, image in enumerate(images.to_pylist(), start=int(footer.starts[group])):
         found = -1 if image is None else chunk.find(len(image).to_bytes(LENGTH, "little") + image, at)
         if image is None or found < 0:
             what = "is null" if image is None else "is compressed or encoded"
@@ -147,15 +147,7 @@ def _places(footer: Footer, file: IO[bytes], group: int) -> Iterator[tuple[int, 
 def _fragments(footer: Footer, number: int) -> pa.Table:
     """The fragments of a shard: its row groups, and the bytes that they count as."""
     try:
-        nbytes = json.loads(footer.metadata[_OURS])["fragment_bytes"]
-        columns = {
-            "shard": np.full(footer.groups, number),
-            "first": footer.starts[:-1],
-            "samples": np.diff(footer.starts),
-            "offset": [footer.image_span(group)[0] for group in range(footer.groups)],
-            "nbytes": nbytes,
-        }
-        return pa.table(columns, schema=tables.FRAGMENTS)
+        return footer.fragments(number, json.loads(footer.metadata[_OURS])["fragment_bytes"])
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(
             f"{footer.url}: its metadata does not say what its fragments count as ({storage.describe(error)}); pack it "

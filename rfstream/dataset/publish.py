@@ -156,7 +156,9 @@ def _owned(destination: Path, split: str) -> set[str]:
     pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.(tar|parquet)|\.(samples|fragments)\.parquet)")
     listed: set[str] = set()
     with suppress(DatasetError):
-        listed = {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
+        index = read_index(str(destination), split)
+        if index.columns is None:  # or the files are others' and stay
+            listed = {name for name in index.shards if name.startswith(f"{split}-")}
     return {entry.name for entry in destination.iterdir() if entry.name in listed or pattern.fullmatch(entry.name)}
 
 

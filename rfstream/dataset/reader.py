@@ -88,10 +88,11 @@ class PackFiles:
         path: folder or fsspec URL of the pack.
         split: name of the split.
         digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+        shards_at: where the shards are, if they are not at ``path``.
     """
 
-    def __init__(self, path: str, split: str, digest: str) -> None:
-        self._path, self._split, self._digest = path, split, digest
+    def __init__(self, path: str, split: str, digest: str, shards_at: str | None) -> None:
+        self._path, self._split, self._digest, self._shards_at = path, split, digest, shards_at
 
     @cached_property
     def index(self) -> SplitIndex:
@@ -100,7 +101,7 @@ class PackFiles:
         Raises:
             DatasetError: if there is another one by now.
         """
-        index = read_index(self._path, self._split)
+        index = read_index(self._path, self._split, self._shards_at)
         if index.digest != self._digest:
             raise DatasetError(
                 f"{self._path}: split {self._split!r} was packed again since this run began (index {index.digest}, "
@@ -187,8 +188,8 @@ class PackFiles:
 
     @cached_property
     def _local(self) -> Callable[[int], _OpenFile] | None:
-        """Opens a shard of a local pack by its number; None if the pack is remote."""
-        folder = storage.local_path(self._path)
+        """Opens a local shard by its number; None if the shards are remote."""
+        folder = storage.local_path(self.index.shards_at)
         return None if folder is None else lru_cache(_OPEN_FILES)(partial(_open_shard, folder, self.index.shards))
 
     def _read(self, spans: Sequence[Span]) -> list[bytes]:

@@ -47,6 +47,18 @@ def exists(url: str) -> bool:
         return bool(fs.exists(path))
 
 
+def list_files(url: str) -> list[str]:
+    """Names of the files in the folder ``url``, sorted.
+
+    Raises:
+        DatasetError: if it can't be listed.
+    """
+    with _explained(url, "listed"):
+        fs, path = _filesystem(url)
+        entries = fs.ls(path, detail=True)
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
+
+
 def make_folder(url: str) -> None:
     """Make the folder ``url`` and those above it, where there are none yet.
 

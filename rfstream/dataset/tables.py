@@ -36,6 +36,8 @@ SAMPLES = pa.schema(
 PLACE = ("image_offset", "image_size", "json_offset", "json_size")  # the columns that say where a sample lies
 PARQUET_SAMPLES = pa.schema([field for field in SAMPLES if not field.name.startswith("json_")])
 """The same of a Parquet pack: annotations lie in columns, and an image's bytes in a page that is as plain as a tar."""
+FOREIGN_SAMPLES = pa.schema([field for field in PARQUET_SAMPLES if not field.name.startswith("image_")])
+"""The same of Parquet that others wrote: an image is found by its row group."""
 STATED = ("width", "height")  # what the dataset's annotations say of the image
 FRAGMENTS = pa.schema(
     [

@@ -55,13 +55,14 @@ class TarReader:
         path: folder or fsspec URL of the pack.
         split: name of the split.
         digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+        shards_at: where the shards are, if they are not at ``path``.
     """
 
-    def __init__(self, path: str, split: str, digest: str) -> None:
-        self._arguments = (str(path), split, digest)
+    def __init__(self, path: str, split: str, digest: str, shards_at: str | None = None) -> None:
+        self._arguments = (str(path), split, digest, shards_at)
         self._files = PackFiles(*self._arguments)
 
-    def __reduce__(self) -> tuple[type[TarReader], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[TarReader], tuple[str, str, str, str | None]]:
         return TarReader, self._arguments
 
     def read(self, rows: IntArray) -> list[EncodedSample]:

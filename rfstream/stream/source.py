@@ -31,18 +31,19 @@ class ReaderSpec:
     split: str
     digest: str
     format: PackFormat = "tar"
+    shards_at: str | None = None
 
     @staticmethod
     def of(index: SplitIndex) -> ReaderSpec:
         """The spec of a packed split."""
-        return ReaderSpec(index.path, index.split, index.digest, index.format)
+        return ReaderSpec(index.path, index.split, index.digest, index.format, index.shards_at)
 
 
 @lru_cache(maxsize=8)
 def reader_of(spec: ReaderSpec) -> SampleReader:
     """This process's reader for ``spec``."""
     reader = ParquetReader if spec.format == "parquet" else TarReader
-    return reader(spec.path, spec.split, spec.digest)
+    return reader(spec.path, spec.split, spec.digest, spec.shards_at)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def open_split(folder: Path, split: str) -> PackedSplit:
         index = read_index(str(folder), split)
     except DatasetError as error:
         return PackedSplit([("bad-index", str(error))])
+    if index.columns is not None:
+        raise DatasetError(f"{folder}: split {split!r} is Parquet that rfstream did not write, which is not checked")
     found = PackedSplit(shards=index.shards)
     scanned = [_scan(index, number, found.findings) for number in range(len(index.shards))]
     whole = [shard for shard in scanned if shard is not None]
