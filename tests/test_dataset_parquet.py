@@ -95,6 +95,10 @@ def test_several_row_groups_and_categories_of_one_name(shared_data: Path, tmp_pa
     assert len(ours.fragments()) > 1
     assert pq.ParquetFile(ours.shard_url(0)).num_row_groups == len(ours.fragments())
     assert_alike(theirs, ours)
+    features = json.loads(pq.read_schema(ours.shard_url(0)).metadata[b"huggingface"])["info"]["features"]
+    labels = features["objects"]["category"]["feature"]["names"]
+    assert len(set(labels)) == len(ours.categories)
+    assert (name == "facade") == ("facade (id 0)" in labels)
 
 
 ODD: list[dict[str, Any]] = [
@@ -229,9 +233,10 @@ def test_indexing_and_checking_find_what_packing_wrote(damaged: Path, pack: Spli
         read_index(str(damaged), "train").fragments()
     index_pack(str(damaged), "train")
     assert files_in(damaged) == before
+    shutil.copy(damaged / pack.shards[0], damaged / "train-01234567-000003.parquet")
     os.truncate(damaged / pack.shards[0], 1000)
     kinds = [trait.name for trait in check(str(damaged), progress=False).parts[0].traits]
-    assert "damaged-shard" in kinds
+    assert {"damaged-shard", "unlisted-shard"} <= set(kinds)
 
 
 def rewrite(shard: Path, change: Callable[[list[dict[str, Any]]], object], schema: pa.Schema | None = None) -> None:

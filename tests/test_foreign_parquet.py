@@ -21,6 +21,7 @@ from rfstream.cli import app
 from rfstream.config import Config
 from rfstream.dataset.foreign import index_parquet
 from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.pack import index_pack
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.reader import EncodedSample
 from rfstream.dataset.tar import TarReader
@@ -194,6 +195,10 @@ def test_indexing_again_replaces_tables_and_packing_leaves_the_files(
     assert second.num_samples == 30 and second.digest != first.digest
     tables = {f"train-{second.generation}.{table}.parquet" for table in ("samples", "fragments")}
     assert set(files_in(tmp_path)) == {*second.shards, "train-index.json", *tables}
+    with pytest.raises(
+        DatasetError, match=r"did not write; run `rfstream index FILES train --output .*` again"
+    ):
+        index_pack(str(tmp_path), "train")
     with pytest.raises(DatasetError, match="split 'train' is Parquet that rfstream did not write"):
         check(str(tmp_path), progress=False)
     pack_here(shared_data / "coco_cc", tmp_path, COUNT)

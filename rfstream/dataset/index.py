@@ -138,6 +138,8 @@ class SplitIndex:
     @property
     def reindex(self) -> str:
         """The command that writes the tables."""
+        if self.columns is not None:
+            return f"run `rfstream index FILES {self.split} --output {self.path}` again"
         return f"run `rfstream index {self.path} {self.split}`"
 
 

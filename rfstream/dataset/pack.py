@@ -265,6 +265,8 @@ def index_pack(path: str, split: str) -> SplitIndex:
         DatasetError: if index or shards are damaged, or contradict each other.
     """
     index = read_index(path, split)
+    if index.columns is not None:
+        raise DatasetError(f"{path}: split {split!r} is Parquet that rfstream did not write; {index.reindex}")
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         shards = list(pool.map(lambda i: scan(index, i), range(len(index.shards))))
     counts = [len(samples) for samples, _ in shards]

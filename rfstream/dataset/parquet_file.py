@@ -72,9 +72,10 @@ class Footer:
 
     def __init__(self, url: str, metadata: pq.FileMetaData, columns: Mapping[str, str] | None = None) -> None:
         self.url, self._metadata = url, metadata
-        schema = metadata.schema.to_arrow_schema()
+        schema = _explained(url, metadata.schema.to_arrow_schema)
         self._paths = _own_columns(schema) if columns is None else columns
         self._types = _checked_types(url, schema, self._paths)
+        self._chunks = _explained(url, lambda: _chunks(metadata, self._paths[IMAGE]))
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self.starts: IntArray = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -115,7 +116,7 @@ class Footer:
 
     def nbytes(self, group: int) -> int:
         """What a row group takes up in the file."""
-        return sum(end - start for _, (start, end) in self._chunks(group))
+        return sum(end - start for start, end in self._chunks[group].values())
 
     def fragments(self, shard: int, nbytes: Sequence[int]) -> pa.Table:
         """The row groups as fragments of the pack's shard number ``shard``, which count as ``nbytes``.
@@ -138,22 +139,12 @@ class Footer:
 
     def image_span(self, group: int) -> tuple[int, int]:
         """The bytes of the shard that hold a row group's images."""
-        return next(span for path, span in self._chunks(group) if path == self._paths[IMAGE])
+        return self._chunks[group][self._paths[IMAGE]]
 
     def spans(self, group: int) -> list[tuple[int, int]]:
         """The bytes of the shard that hold a row group's annotations."""
         wanted = tuple(path for name, path in self._paths.items() if name not in (IMAGE, *_STATED))
-        return [span for path, span in self._chunks(group) if _is_of(path, wanted)]
-
-    def _chunks(self, group: int) -> list[tuple[str, tuple[int, int]]]:
-        """Path and bytes of each leaf column of a row group."""
-        row_group = self._metadata.row_group(group)
-        chunks = [row_group.column(column) for column in range(row_group.num_columns)]
-        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-        return [
-            (chunk.path_in_schema, (start, start + chunk.total_compressed_size))
-            for chunk, start in zip(chunks, starts, strict=True)
-        ]
+        return [span for path, span in self._chunks[group].items() if _is_of(path, wanted)]
 
     def annotations(self, group: int, source: IO[bytes] | io.RawIOBase, *, stated: bool = False) -> Annotations:
         """The annotations of a row group from the shard's bytes, with width and height if ``stated``.
@@ -270,6 +261,25 @@ def columns_in(url: str, tail: bytes) -> dict[str, pa.DataType]:
         found[field.name] = field.type
         if pa.types.is_struct(field.type):
             found |= {f"{field.name}.{child.name}": child.type for child in field.type}
+    return found
+
+
+def _chunks(metadata: pq.FileMetaData, image: str) -> list[dict[str, tuple[int, int]]]:
+    """The bytes that hold each leaf column, by path, of each row group.
+
+    Raises:
+        ValueError: if they can't be there, or the leaf ``image`` is not among them.
+    """
+    found = []
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = [group.column(column) for column in range(group.num_columns)]
+        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        if any(start < 0 or chunk.total_compressed_size < 0 for chunk, start in zip(chunks, starts, strict=True)):
+            raise ValueError("a negative offset or size")
+        spans = [(start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True)]
+        found.append(dict(zip((chunk.path_in_schema for chunk in chunks), spans, strict=True)))
+        if image not in found[-1]:
+            raise ValueError(f"no data of column {image!r}")
     return found
 
 
