@@ -195,9 +195,7 @@ def test_indexing_again_replaces_tables_and_packing_leaves_the_files(
     assert second.num_samples == 30 and second.digest != first.digest
     tables = {f"train-{second.generation}.{table}.parquet" for table in ("samples", "fragments")}
     assert set(files_in(tmp_path)) == {*second.shards, "train-index.json", *tables}
-    with pytest.raises(
-        DatasetError, match=r"did not write; run `rfstream index FILES train --output .*` again"
-    ):
+    with pytest.raises(DatasetError, match=r"did not write; run `rfstream index FILES train --output .*` again"):
         index_pack(str(tmp_path), "train")
     with pytest.raises(DatasetError, match="split 'train' is Parquet that rfstream did not write"):
         check(str(tmp_path), progress=False)

@@ -182,7 +182,8 @@ class PackFiles:
         with self._naming(shards):
             if self._local is None:
                 urls = [self.index.shard_url(shard) for shard in shards]
-                return storage.read_ranges(urls, [(-nbytes, None)] * len(urls))
+                sizes = storage.file_sizes(urls)  # not all filesystems know ranges from the end
+                return storage.read_ranges(urls, [(max(0, size - nbytes), size) for size in sizes])
             files = [self._local(shard) for shard in shards]
             return [file.read(max(0, file.size - nbytes), file.size) for file in files]
 

@@ -97,10 +97,9 @@ def read_json(url: str) -> Any:
         raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
-def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int | None]]) -> list[bytes]:
+def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
 
-    As in a slice, a negative ``begin`` counts from the end, and an ``end`` of None is the end.
     All URLs are of one filesystem.
 
     Raises:
@@ -114,6 +113,19 @@ def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int | None]]) ->
         begin, end = ([span[i] for span in spans] for i in (0, 1))
         data: list[bytes] = fs.cat_ranges(paths, begin, end, on_error="raise")
         return data
+
+
+def file_sizes(urls: Sequence[str]) -> list[int]:
+    """Bytes of each remote URL, asked for together; all are of one filesystem.
+
+    Raises:
+        DatasetError: if one is not there.
+    """
+    if not urls:
+        return []
+    with _explained(", ".join(sorted(set(urls))), "read"):
+        fs, _ = _filesystem(urls[0])
+        return [int(size) for size in fs.sizes([_filesystem(url)[1] for url in urls])]
 
 
 def open_binary(url: str) -> IO[bytes]:
