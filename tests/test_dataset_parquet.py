@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import files_in, pack_checked, pack_here
 from test_dataset_tar import CountingFileSystem, open_descriptors
+from typer.testing import CliRunner
 
+from rfstream.cli import app
 from rfstream.config import Config
 from rfstream.dataset.coco import SplitFiles, read_split
 from rfstream.dataset.convention import Convention, annotations_of
@@ -360,6 +362,15 @@ def test_an_index_of_two_formats_is_refused(damaged: Path) -> None:
     file.write_text(json.dumps(index))
     with pytest.raises(DatasetError, match="lists Parquet files and others"):
         read_index(str(damaged), "train")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_command_packs_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "coco_cc"
+    command = ["pack", str(source), str(tmp_path / "a"), "--splits", "train", "--format", "parquet", "--no-progress"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    pack_here(source, tmp_path / "b", COUNT, format="parquet")
+    assert files_in(tmp_path / "a") == files_in(tmp_path / "b")
 
 
 def ledger(path: str, assembly: str) -> pa.Table:
