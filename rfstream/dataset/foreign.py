@@ -120,7 +120,7 @@ def _columns(url: str, named: Mapping[str, str]) -> dict[str, str]:
                 f"{url}: column {column!r} {what}; say which to take with --columns {name.removesuffix('.bytes')}=NAME "
                 f"(it has {', '.join(there)})"
             )
-        elif column in there:
+        elif column in there and not pa.types.is_null(there[column]):
             _logger.warning("%s: column %r is %s and is left out", url, column, there[column])
     return found
 

@@ -39,8 +39,8 @@ class ParquetReader:
     columns, whole row groups are read, which are small, and the latest are kept. It pickles to a few strings.
 
     Parquet that others wrote has images in row groups of any size, compressed or not: such a row group is read as a
-    whole, and the last one is kept. So beside the answer there are up to three of them in memory: the one kept, the
-    next as it lies in the file, and as it is decoded.
+    whole, and the last one is kept. So beside the answer there is one of them in memory, as it lies in the file and,
+    up to twice while it grows, as it is decoded.
 
     Args:
         path: folder or fsspec URL of the pack.
@@ -118,24 +118,27 @@ class ParquetReader:
         for slot, key in enumerate(groups):
             slots[key].append(slot)
         images: dict[int, tuple[int, bytes]] = {}
-        for key in sorted(slots):
-            shard, group = key
-            footer = footers[shard]
-            cells = self._images.get([key], lambda absent: [self._load_images(*absent[0], footers)])[key]
-            for slot in slots[key]:
-                image = cells[inside[slot] - int(footer.starts[group])].as_py()
-                if image is None:
-                    raise SampleError(
-                        f"{footer.url}: row {inside[slot]}: column {footer.path(IMAGE)!r} is null: the file names its "
-                        "images and does not hold them; write it with them"
-                    )
-                images[slot] = footer.image_span(group)[0], image
+        for shard, group in sorted(slots):
+            found = self._images_of_group(footers[shard], shard, group, [inside[slot] for slot in slots[shard, group]])
+            images.update(zip(slots[shard, group], found, strict=True))
         return [images[slot] for slot in range(len(groups))]
 
-    def _load_images(self, shard: int, group: int, footers: dict[int, Footer]) -> pa.Array:
-        start, end = footers[shard].image_span(group)
-        (data,) = self._files.fetch([Span(shard, start, end)])
-        return footers[shard].images(group, Parts([(start, data)]))
+    def _images_of_group(self, footer: Footer, shard: int, group: int, rows: list[int]) -> list[tuple[int, bytes]]:
+        """The same of the shard's ``rows``, all of one row group."""
+        start, end = footer.image_span(group)
+
+        def load(_: list[_Group]) -> list[pa.Array]:
+            (data,) = self._files.fetch([Span(shard, start, end)])
+            return [footer.images(group, Parts([(start, data)]))]
+
+        cells = self._images.get([(shard, group)], load)[shard, group]
+        images = [cells[row - int(footer.starts[group])].as_py() for row in rows]
+        if None in images:
+            raise SampleError(
+                f"{footer.url}: row {rows[images.index(None)]}: column {footer.path(IMAGE)!r} is null: the file names "
+                "its images and does not hold them; write it with them"
+            )
+        return [(start, image) for image in images]
 
     def _group(self, footer: Footer, shard: int, at: int) -> _Group:
         """The row group that holds the shard's row ``at``."""
@@ -201,10 +204,13 @@ class _Recent(Generic[K, V]):
         """The values of ``keys``; ``load`` makes those that are not there, all together."""
         wanted = list(dict.fromkeys(keys))
         absent = [key for key in wanted if key not in self._values]
-        self._values.update(zip(absent, load(absent) if absent else [], strict=True))
-        for key in wanted:
-            self._values.move_to_end(key)
-        found = {key: self._values[key] for key in wanted}
-        while len(self._values) > self._limit:
-            self._values.popitem(last=False)
+        found = {key: self._values.pop(key) for key in wanted if key not in absent}
+        self._forget(self._limit - len(wanted))  # before loading, which may take much memory
+        found.update(zip(absent, load(absent) if absent else [], strict=True))
+        self._values.update(found)
+        self._forget(self._limit)
         return found
+
+    def _forget(self, limit: int) -> None:
+        while len(self._values) > max(0, limit):
+            self._values.popitem(last=False)

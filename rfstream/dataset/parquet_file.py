@@ -218,14 +218,14 @@ class Parts(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._end}[whence]
         return self._at
 
-    def read(self, size: int = -1) -> bytes:
-        """See :class:`io.RawIOBase`."""
+    def read(self, size: int = -1) -> memoryview:
+        """See :class:`io.RawIOBase`; a view, since PyArrow takes one and a copy would be as large as a row group."""
         for offset, data in self._parts:
             if offset <= self._at < offset + len(data):
-                found = bytes(data[self._at - offset :][: size if size >= 0 else None])
+                found = data[self._at - offset :][: size if size >= 0 else None]
                 self._at += len(found)
                 return found
-        return b""
+        return memoryview(b"")
 
 
 def _explained(where: str, read: Callable[[], T]) -> T:
