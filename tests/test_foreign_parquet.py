@@ -160,7 +160,9 @@ def test_remote_files_with_a_local_index(
 ) -> None:
     for name, data in files_in(written).items():
         CountingFileSystem().pipe(f"/hub/data/{name}", data)
+    CountingFileSystem.requests.clear()
     remote = index_parquet("counting://hub/data", "train", str(tmp_path), {})
+    assert sum(end - start for _, start, end in CountingFileSystem.requests) < 100_000  # no image among them
     assert (remote.shards, remote.digest, remote.shards_at) == (index.shards, index.digest, "counting://hub/data")
     assert [s.image for s in reader(remote).read(np.arange(COUNT))] == [s.image for s in originals]
     CountingFileSystem.requests.clear()
@@ -180,6 +182,19 @@ def test_an_index_does_not_say_where_shards_are(index: SplitIndex, tmp_path: Pat
     (tmp_path / "train-index.json").write_text(json.dumps(document))
     with pytest.raises(DatasetError, match="is absolute or leaves its folder"):
         read_index(str(tmp_path), "train", index.shards_at)
+
+
+@pytest.mark.parametrize("columns", [{}, {"image.bytes": "image.bytes"}, {"objects.bbox": "objects.bbox", "a": "b"}])
+def test_an_index_with_odd_columns_is_refused(index: SplitIndex, tmp_path: Path, columns: dict[str, str]) -> None:
+    for name, data in files_in(Path(index.path)).items():
+        (tmp_path / name.replace(index.generation, "0" * 8)).write_bytes(data)
+    document = json.loads((tmp_path / "train-index.json").read_text()) | {"parquet_columns": columns}
+    (tmp_path / "train-index.json").write_text(json.dumps(document))
+    changed = read_index(str(tmp_path), "train", index.shards_at)
+    for table in tmp_path.glob("*.parquet"):
+        table.rename(str(table).replace("0" * 8, changed.generation))
+    with pytest.raises(DatasetError, match="that the index names are not those of the convention"):
+        reader(changed).read(np.array([0]))
 
 
 def test_indexing_again_replaces_tables_and_packing_leaves_the_files(
@@ -203,6 +218,16 @@ def test_indexing_again_replaces_tables_and_packing_leaves_the_files(
     assert (tmp_path / first.shards[0]).read_bytes() == files[first.shards[0]]
     with pytest.raises(DatasetError, match="holds a pack of split 'train'; give another folder"):
         index_parquet(str(tmp_path / "train-0*.parquet"), "train", str(tmp_path), {})
+
+
+def test_an_empty_row_group_is_passed_over(written: Path, tmp_path: Path) -> None:
+    table = pq.read_table(written / "train-00000-of-00002.parquet")
+    with pq.ParquetWriter(tmp_path / "train.parquet", table.schema) as writer:
+        for part in (table.slice(0, 2), table.slice(0, 0), table.slice(2, 3)):
+            writer.write_table(part)
+    index = index_parquet(str(tmp_path), "train", str(tmp_path / "index"), {})
+    assert (len(index.fragments()), index.num_samples) == (2, 5)
+    assert [s.image for s in reader(index).read(np.arange(5))] == [i["bytes"] for i in table["image"][:5].to_pylist()]
 
 
 def change(written: Path, to: Path, edit: Callable[[pa.Table], pa.Table]) -> Path:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from rfstream.dataset import storage, tables
 from rfstream.dataset.convention import COLUMNS, HUGGINGFACE
 from rfstream.dataset.index import SplitIndex, check_split, has_split, index_name, read_index
-from rfstream.dataset.parquet_file import IMAGE, Footer, columns_in, read_tail
+from rfstream.dataset.parquet_file import IMAGE, REQUIRED, Footer, Parts, columns_in, read_tail
 from rfstream.dataset.publish import describe_pack
 from rfstream.dataset.shards import WrittenShard, crowds_of, sample_table
 from rfstream.errors import DatasetError
@@ -108,7 +108,7 @@ def _columns(url: str, named: Mapping[str, str]) -> dict[str, str]:
     image = named.get("image", "image")
     wanted = {IMAGE: image if pa.types.is_binary(there.get(image, pa.null())) else f"{image}.bytes"}
     wanted |= {"image.path": f"{image}.path"} | {name: named.get(name, name) for name in _NAMES[1:]}
-    must = {IMAGE, "objects.bbox", "objects.category", *named}
+    must = {*REQUIRED, *named}
     found = {}
     for name, column in wanted.items():
         fits = column in there and Footer.holds(there[column], name)
@@ -163,16 +163,16 @@ def _scan(shard: _Shard, number: int, first: int, classes: Sequence[str] | None)
     """A shard's tables, and the categories that it uses."""
     footer, rows, used = shard.footer, [], set[int]()
     ids = range(len(classes) if classes is not None else 2**20)
-    with storage.open_binary(footer.url) as file:
-        for group in range(footer.groups):
-            annotations = footer.annotations(group, file, stated=True)
-            for row in range(int(footer.starts[group]), int(footer.starts[group + 1])):
-                sidecar = footer.sidecar(annotations, group, row, first + row, ids)
-                found = sidecar["annotations"]
-                used.update(annotation["category_id"] for annotation in found)
-                ext = PurePosixPath(sidecar["file_name"]).suffix.lower().removeprefix(".")
-                about = annotations.stated(row - int(footer.starts[group]))
-                rows.append((number, f"{first + row:08d}", ext, *about, len(found), crowds_of(found)))
+    for group in np.flatnonzero(np.diff(footer.starts)).tolist():
+        parts = storage.read_near(footer.url, footer.spans(group, stated=True))
+        annotations = footer.annotations(group, Parts(parts), stated=True)
+        for row in range(int(footer.starts[group]), int(footer.starts[group + 1])):
+            sidecar = footer.sidecar(annotations, group, row, first + row, ids)
+            found = sidecar["annotations"]
+            used.update(annotation["category_id"] for annotation in found)
+            ext = PurePosixPath(sidecar["file_name"]).suffix.lower().removeprefix(".")
+            about = annotations.stated(row - int(footer.starts[group]))
+            rows.append((number, f"{first + row:08d}", ext, *about, len(found), crowds_of(found)))
     if not rows:
         raise DatasetError(f"{footer.url}: holds no samples; leave it out")
     samples = sample_table(rows, tables.FOREIGN_SAMPLES)

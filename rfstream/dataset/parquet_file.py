@@ -28,6 +28,8 @@ _STATED = {"width": pa.int64(), "height": pa.int64()}
 _LISTS = {f"objects.{name}": pa.list_(column.read) for name, column in COLUMNS.items()}
 _TYPES = {**_PLAIN, **_STATED, **_LISTS}  # what columns are read as, by their path in the convention
 _OPTIONAL = {f"objects.{name}" for name in KEYPOINTS}
+REQUIRED = (IMAGE, "objects.bbox", "objects.category")
+"""Columns of the convention without which there is nothing to train on."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,6 @@ class Annotations:
     """What a row group says beside its images: columns by their path in the convention, one entry a row."""
 
     columns: dict[str, pa.Array]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the columns."""
-        return sum(column.nbytes for column in self.columns.values())
 
     def stated(self, row: int) -> tuple[int | None, int | None]:
         """Width and height as the annotations say, if these columns were read and hold them."""
@@ -131,7 +128,7 @@ class Footer:
             "offset": [self.image_span(group)[0] for group in range(self.groups)],
             "nbytes": nbytes,
         }
-        return pa.table(columns, schema=tables.FRAGMENTS)
+        return pa.table(columns, schema=tables.FRAGMENTS).filter(pc.field("samples") > 0)
 
     def path(self, name: str) -> str:
         """The shard's name for a column of the convention."""
@@ -141,9 +138,9 @@ class Footer:
         """The bytes of the shard that hold a row group's images."""
         return self._chunks[group][self._paths[IMAGE]]
 
-    def spans(self, group: int) -> list[tuple[int, int]]:
-        """The bytes of the shard that hold a row group's annotations."""
-        wanted = tuple(path for name, path in self._paths.items() if name not in (IMAGE, *_STATED))
+    def spans(self, group: int, *, stated: bool = False) -> list[tuple[int, int]]:
+        """The bytes of the shard that hold what :meth:`annotations` reads."""
+        wanted = tuple(self._said(stated).values())
         return [span for path, span in self._chunks[group].items() if _is_of(path, wanted)]
 
     def annotations(self, group: int, source: IO[bytes] | io.RawIOBase, *, stated: bool = False) -> Annotations:
@@ -152,14 +149,18 @@ class Footer:
         Raises:
             DatasetError: if they are damaged.
         """
-        skipped = (IMAGE,) if stated else (IMAGE, *_STATED)
-        columns = {name: path for name, path in self._paths.items() if name not in skipped}
+        columns = self._said(stated)
 
         def read() -> Annotations:
             table = self._table(group, source, list(columns.values()))
             return Annotations({name: _cells(table, path).cast(self._types[name]) for name, path in columns.items()})
 
         return _explained(f"{self.url}: row group {group}", read)
+
+    def _said(self, stated: bool) -> dict[str, str]:
+        """The columns but images, and width and height unless ``stated``."""
+        skipped = (IMAGE,) if stated else (IMAGE, *_STATED)
+        return {name: path for name, path in self._paths.items() if name not in skipped}
 
     def sidecar(
         self, annotations: Annotations, group: int, row: int, number: int, category_ids: Sequence[int]
@@ -290,6 +291,8 @@ def _own_columns(schema: pa.Schema) -> dict[str, str]:
 
 def _checked_types(url: str, schema: pa.Schema, columns: Mapping[str, str]) -> dict[str, pa.DataType]:
     """The types to read ``columns`` as, if there are such columns."""
+    if set(REQUIRED) - set(columns) or set(columns) - set(_TYPES):
+        raise DatasetError(f"{url}: the columns {sorted(columns)} that the index names are not those of the convention")
     for name, path in columns.items():
         there = _type_at(schema, path)
         if there is None or not _holds(there, _TYPES[name]):

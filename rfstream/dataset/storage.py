@@ -18,6 +18,7 @@ import fsspec
 from rfstream.errors import DatasetError
 
 _LOCAL_SCHEMES = ("file", "local")
+_MAX_GAP = 64 * 1024
 
 
 def local_path(url: str) -> Path | None:
@@ -98,7 +99,7 @@ def read_json(url: str) -> Any:
 
 
 def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
+    """Bytes ``begin <= b < end`` of each URL, requested together; shorter at a file's end.
 
     All URLs are of one filesystem.
 
@@ -113,6 +114,18 @@ def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[b
         begin, end = ([span[i] for span in spans] for i in (0, 1))
         data: list[bytes] = fs.cat_ranges(paths, begin, end, on_error="raise")
         return data
+
+
+def read_near(url: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
+    """What lies in ``spans`` of one file, local or remote, as offsets and bytes; near ones together.
+
+    Raises:
+        DatasetError: if it can't be read.
+    """
+    starts, ends = ([span[i] for span in spans] for i in (0, 1))
+    _, starts, ends = fsspec.utils.merge_offset_ranges([url] * len(spans), starts, ends, max_gap=_MAX_GAP)
+    data = read_ranges([url] * len(starts), list(zip(starts, ends, strict=True)))
+    return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
 
 
 def file_sizes(urls: Sequence[str]) -> list[int]:
