@@ -24,7 +24,8 @@ from rfdetr_reference import configs
 import rfstream
 from rfstream.config import Config
 from rfstream.dataset.index import IMAGE_EXTENSIONS, SplitIndex
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.reader import EncodedSample
+from rfstream.dataset.tar import TarReader
 from rfstream.errors import ConfigError, DatasetError, SampleError, StreamError
 from rfstream.plan.substitute import ATTEMPTS, substitute_rows
 from rfstream.stream.bad import BadSample

@@ -1,4 +1,4 @@
-"""COCO, YOLO and Pascal VOC folders -> tar shards, index and tables, one Ray task a shard."""
+"""COCO, YOLO and Pascal VOC folders -> shards, index and tables, one Ray task a shard."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rfstream.dataset import coco, storage
-from rfstream.dataset.index import CategoryIds, SplitIndex, check_split, read_index
+from rfstream.dataset.convention import Convention
+from rfstream.dataset.document import SplitSource
+from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex, check_split, read_index
 from rfstream.dataset.layouts import Layout, SplitFiles, find_splits, read_split
+from rfstream.dataset.parquet_shards import write_parquet_shard
 from rfstream.dataset.publish import describe_pack, publish, staging
-from rfstream.dataset.shards import Item, WrittenShard, scan_shard, write_shard
+from rfstream.dataset.scan import scan
+from rfstream.dataset.shards import Item, WrittenShard, write_shard
 from rfstream.dataset.tables import write_tables
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import permutation
@@ -31,11 +35,15 @@ _CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one ha
 
 @dataclass(frozen=True)
 class _ShardPlan:
-    """One task: which samples go into shard ``number``; ``first`` is the row of the first."""
+    """One task: which samples go into shard ``number``; ``first`` is the row of the first.
+
+    ``convention`` says how they become rows of Parquet; without one the shard is a tar.
+    """
 
     number: int
     first: int
     items: list[Item]
+    convention: Convention | None
 
     @property
     def nbytes(self) -> int:
@@ -68,10 +76,14 @@ def pack(
     category_ids: Annotated[
         CategoryIds, typer.Option(help="Labels: 'remap' numbers the categories 0, 1, ...; 'raw' keeps their ids.")
     ] = "remap",
+    format: Annotated[
+        PackFormat,
+        typer.Option(help="Shards: 'tar', as RF-DETR reads, or 'parquet', as `datasets` reads."),
+    ] = "tar",
     shuffle_seed: Annotated[int | None, typer.Option(help="Pack in an order shuffled with this seed.")] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> list[SplitIndex]:
-    """Pack a COCO, YOLO or Pascal VOC dataset into tar shards that rfstream and RF-DETR train from.
+    """Pack a COCO, YOLO or Pascal VOC dataset into shards that rfstream trains from: tar, or Parquet.
 
     Everything is checked before anything is written, and nothing is published unless all splits were written. Equal
     input gives equal bytes, whatever the number of CPUs. A Ray cluster that runs is used, else a local one is started;
@@ -88,12 +100,16 @@ def pack(
     destination = _folder(output)
     chosen = _choose(_folder(source), layout, splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
-    plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
+    conventions = [_convention(split, format) for split in sources]
+    plans = [
+        _plan(_ordered(split.items, shuffle_seed), max_shard_bytes, convention)
+        for split, convention in zip(sources, conventions, strict=True)
+    ]
     with staging(destination) as folder:
         written = _write_all(folder, plans, progress)
         _warn_of_turned([name for of_split in written for shard in of_split for name in shard.turned])
         staged = [
-            (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
+            (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards, format), shards)
             for s, shards in zip(sources, written, strict=True)
         ]
         return [publish(destination, folder, *one) for one in staged]
@@ -166,14 +182,21 @@ def _ordered(items: list[Item], shuffle_seed: int | None) -> list[Item]:
     return [items[i] for i in permutation(len(items), "rfstream.pack", shuffle_seed)]
 
 
-def _plan(items: Sequence[Item], max_shard_bytes: int) -> list[_ShardPlan]:
-    """Cut the samples into shards; a shard ends with the sample that reaches ``max_shard_bytes``."""
+def _convention(split: SplitSource, format: PackFormat) -> Convention | None:
+    """How the samples of ``split`` become rows, if they do."""
+    if format == "tar":
+        return None
+    return Convention.of(split.categories, (item.sidecar for item in split.items))
+
+
+def _plan(items: Sequence[Item], max_shard_bytes: int, convention: Convention | None) -> list[_ShardPlan]:
+    """Cut the samples into shards, alike in any format; one ends with the sample that reaches ``max_shard_bytes``."""
     plans: list[_ShardPlan] = []
     first, nbytes = 0, 0
     for row, item in enumerate(items):
         nbytes += item.tar_bytes
         if nbytes >= max_shard_bytes or row == len(items) - 1:
-            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1])))
+            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1]), convention))
             first, nbytes = row + 1, 0
     return plans
 
@@ -226,7 +249,10 @@ def _run(folder: Path, jobs: Sequence[_Job]) -> Iterator[tuple[_Job, WrittenShar
 
 def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     """The task. Each attempt writes a file of its own, so a retry never meets what a lost worker still writes."""
-    return write_shard(Path(folder) / f"{uuid.uuid4().hex}.tar", plan.number, plan.first, plan.items)
+    path = Path(folder) / uuid.uuid4().hex
+    if plan.convention is None:
+        return write_shard(path.with_suffix(".tar"), plan.number, plan.first, plan.items)
+    return write_parquet_shard(path.with_suffix(".parquet"), plan.number, plan.first, plan.items, plan.convention)
 
 
 def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:
@@ -247,7 +273,8 @@ def _result(ref: Any, plan: _ShardPlan) -> WrittenShard:
 def index_pack(path: str, split: str) -> SplitIndex:
     """Write the sample and fragment tables of a packed split that has none, such as one that RF-DETR packed.
 
-    Only the headers and the JSON members of the shards are read. The tables appear whole or not at all.
+    Of tar shards only the headers and the JSON members are read; Parquet shards are read through. The tables appear
+    whole or not at all.
 
     Args:
         path: folder or fsspec URL of the pack.
@@ -260,9 +287,11 @@ def index_pack(path: str, split: str) -> SplitIndex:
         DatasetError: if index or shards are damaged, or contradict each other.
     """
     index = read_index(path, split)
+    if index.columns is not None:
+        raise DatasetError(f"{path}: split {split!r} is Parquet that rfstream did not write; {index.reindex}")
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        shards = list(pool.map(lambda i: scan_shard(index.shard_url(i), i), range(len(index.shards))))
-    counts = [len(shard) for shard in shards]
+        shards = list(pool.map(lambda i: scan(index, i), range(len(index.shards))))
+    counts = [len(samples) for samples, _ in shards]
     expected = list(index.samples_per_shard) or counts
     wrong = next((i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b), None)
     if wrong is not None:

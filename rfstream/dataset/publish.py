@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from rfstream.dataset import storage, tables
-from rfstream.dataset.index import INDEX_VERSION, CategoryIds, SplitIndex, index_name, read_index, shard_name
+from rfstream.dataset.index import (
+    INDEX_VERSION,
+    CategoryIds,
+    PackFormat,
+    SplitIndex,
+    index_name,
+    read_index,
+    shard_name,
+)
 from rfstream.dataset.shards import WrittenShard
 from rfstream.errors import DatasetError
 
@@ -93,6 +101,7 @@ def describe_pack(
     annotated: Sequence[int],
     category_ids: CategoryIds,
     shards: Sequence[WrittenShard],
+    format: PackFormat = "tar",
 ) -> tuple[str, dict[str, Any]]:
     """Generation token and index document of a pack, both as RF-DETR's packer makes them.
 
@@ -109,7 +118,7 @@ def describe_pack(
     }
     content = json.dumps({"index": about, "digests": [shard.digest for shard in shards]}, sort_keys=True)
     generation = hashlib.sha256(content.encode()).hexdigest()[:8]
-    names = [shard_name(split, generation, number) for number in range(len(shards))]
+    names = [shard_name(split, generation, number, format) for number in range(len(shards))]
     return generation, {"version": INDEX_VERSION, "split": split, "shards": names} | about
 
 
@@ -123,7 +132,8 @@ def publish(
     """
     split: str = index["split"]
     with _os_errors(destination):
-        names = tables.write_tables(str(folder), split, generation, [shard.samples for shard in shards])
+        told = [(shard.samples, shard.fragments) for shard in shards]
+        names = tables.write_tables(str(folder), split, generation, told)
         staged_index = folder / index_name(split)
         with storage.replacing(str(staged_index)) as file:
             file.write(json.dumps(index).encode())
@@ -143,10 +153,12 @@ def publish(
 
 def _owned(destination: Path, split: str) -> set[str]:
     """Files of the split's generations: what the current index lists, and what a killed run may have moved in."""
-    pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
+    pattern = re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.(tar|parquet)|\.(samples|fragments)\.parquet)")
     listed: set[str] = set()
     with suppress(DatasetError):
-        listed = {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
+        index = read_index(str(destination), split)
+        if index.columns is None:  # or the files are others' and stay
+            listed = {name for name in index.shards if name.startswith(f"{split}-")}
     return {entry.name for entry in destination.iterdir() if entry.name in listed or pattern.fullmatch(entry.name)}
 
 

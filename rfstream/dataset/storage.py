@@ -18,6 +18,7 @@ import fsspec
 from rfstream.errors import DatasetError
 
 _LOCAL_SCHEMES = ("file", "local")
+_MAX_GAP = 64 * 1024
 
 
 def local_path(url: str) -> Path | None:
@@ -45,6 +46,18 @@ def exists(url: str) -> bool:
     with _explained(url, "read"):
         fs, path = _filesystem(url)
         return bool(fs.exists(path))
+
+
+def list_files(url: str) -> list[str]:
+    """Names of the files in the folder ``url``, sorted.
+
+    Raises:
+        DatasetError: if it can't be listed.
+    """
+    with _explained(url, "listed"):
+        fs, path = _filesystem(url)
+        entries = fs.ls(path, detail=True)
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
 
 
 def make_folder(url: str) -> None:
@@ -98,7 +111,7 @@ def read_text(url: str) -> str:
 
 
 def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``begin <= b < end`` of each remote URL, requested together; shorter at a file's end.
+    """Bytes ``begin <= b < end`` of each URL, requested together; shorter at a file's end.
 
     All URLs are of one filesystem.
 
@@ -113,6 +126,31 @@ def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[b
         begin, end = ([span[i] for span in spans] for i in (0, 1))
         data: list[bytes] = fs.cat_ranges(paths, begin, end, on_error="raise")
         return data
+
+
+def read_near(url: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, memoryview]]:
+    """What lies in ``spans`` of one file, local or remote, as offsets and bytes; near ones together.
+
+    Raises:
+        DatasetError: if it can't be read.
+    """
+    starts, ends = ([span[i] for span in spans] for i in (0, 1))
+    _, starts, ends = fsspec.utils.merge_offset_ranges([url] * len(spans), starts, ends, max_gap=_MAX_GAP)
+    data = read_ranges([url] * len(starts), list(zip(starts, ends, strict=True)))
+    return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
+
+
+def file_sizes(urls: Sequence[str]) -> list[int]:
+    """Bytes of each remote URL, asked for together; all are of one filesystem.
+
+    Raises:
+        DatasetError: if one is not there.
+    """
+    if not urls:
+        return []
+    with _explained(", ".join(sorted(set(urls))), "read"):
+        fs, _ = _filesystem(urls[0])
+        return [int(size) for size in fs.sizes([_filesystem(url)[1] for url in urls])]
 
 
 def open_binary(url: str) -> IO[bytes]:

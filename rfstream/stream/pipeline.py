@@ -55,12 +55,15 @@ class Pipeline:
     def fused(self) -> bool:
         """Whether reading happens inside the decode actors."""
         assembly = self.config.stream.assembly
-        return local_path(self.index.path) is not None if assembly == "auto" else assembly == "fused"
+        if assembly != "auto":
+            return assembly == "fused"
+        # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
+        return local_path(self.index.shards_at) is not None and self.index.columns is None
 
     @property
     def reader(self) -> ReaderSpec:
         """Which pack the tasks read."""
-        return ReaderSpec(self.index.path, self.index.split, self.index.digest)
+        return ReaderSpec.of(self.index)
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -131,7 +134,8 @@ def build_pipeline(
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
     stream = config.stream
-    index = read_index(config.data.path, config.data.splits.get(split, split))
+    data = config.data
+    index = read_index(data.path, data.splits.get(split, split), data.shards)
     grad_accum = stream.accumulation(world_size)
     windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
     plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))

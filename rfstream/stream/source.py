@@ -12,7 +12,10 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.parquet import ParquetReader
+from rfstream.dataset.reader import EncodedSample, SampleReader
+from rfstream.dataset.tar import TarReader
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
@@ -27,12 +30,20 @@ class ReaderSpec:
     path: str
     split: str
     digest: str
+    format: PackFormat = "tar"
+    shards_at: str | None = None
+
+    @staticmethod
+    def of(index: SplitIndex) -> ReaderSpec:
+        """The spec of a packed split."""
+        return ReaderSpec(index.path, index.split, index.digest, index.format, index.shards_at)
 
 
 @lru_cache(maxsize=8)
-def reader_of(spec: ReaderSpec) -> TarReader:
+def reader_of(spec: ReaderSpec) -> SampleReader:
     """This process's reader for ``spec``."""
-    return TarReader(spec.path, spec.split, spec.digest)
+    reader = ParquetReader if spec.format == "parquet" else TarReader
+    return reader(spec.path, spec.split, spec.digest, spec.shards_at)
 
 
 @dataclass(frozen=True)

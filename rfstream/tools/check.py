@@ -23,6 +23,7 @@ from rfstream.tools.check_pack import open_split
 from rfstream.tools.check_traits import SEVERITIES, Finding, Severity, Trait, collect
 
 _INDEX = "-index.json"
+_SHARDS = ("*.tar", f"*-{'[0-9]' * 6}.parquet")
 _PROBED = 20  # images looked for to tell which folder is theirs
 
 
@@ -214,7 +215,8 @@ def _pack(folder: Path, splits: Sequence[str]) -> Iterator[_Subject]:
     for split in splits:
         subject = _packed(folder, split, listed)
         if split == splits[-1]:
-            unlisted = sorted(file.name for file in folder.glob("*.tar") if file.name not in listed)
+            shards = [file.name for pattern in _SHARDS for file in folder.glob(pattern)]
+            unlisted = sorted(name for name in shards if name not in listed)
             subject.findings += [("unlisted-shard", name) for name in unlisted]
         yield subject
 

@@ -94,7 +94,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         return name
 
     def _index(self, role: Role) -> SplitIndex:
-        return read_index(self.stream.data.path, self._split(role))
+        return read_index(self.stream.data.path, self._split(role), self.stream.data.shards)
 
     # Loaders
 
