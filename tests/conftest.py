@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_ADDRESS"] = "local"  # never a cluster that happens to run on this machine
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("untimed")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

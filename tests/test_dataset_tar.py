@@ -210,6 +210,7 @@ def rewrite(folder: Path, index: SplitIndex, **columns: object) -> None:
     [
         ({"image_offset": -5}, DatasetError, "a negative offset or size; run `rfstream index"),
         ({"json_size": -1}, DatasetError, "a negative offset or size; run `rfstream index"),
+        ({"json_size": 2**26 + 1}, SampleError, "tar: sample 00000000 has a JSON member of 67,108,865 bytes and"),
         ({"image_size": 2**62}, SampleError, "sample 00000000 ends at byte .* but the shard at"),
         ({"image_size": 2**63 - 1}, DatasetError, "a negative offset or size"),
         ({"json_offset": 2**40}, SampleError, "sample 00000000 ends at byte .* but the shard at"),

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rfstream.dataset import tables
 from rfstream.dataset.index import IMAGE_EXTENSIONS, CategoryIds, check_categories, check_inside
 from rfstream.dataset.shards import Item
 from rfstream.errors import DatasetError
@@ -217,6 +218,11 @@ def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[d
     sidecar = {"image_id": image["id"], "file_name": name, "annotations": annotations}
     width, height = (_pixels(image.get(side)) for side in ("width", "height"))
     data = json.dumps(sidecar).encode()
+    if len(data) > tables.MAX_SIDECAR:
+        raise DatasetError(
+            f"{folder}/{name}: its {len(annotations):,} annotations take {len(data):,} bytes as JSON and one image's "
+            f"may take {tables.MAX_SIDECAR:,}; simplify their outlines, or take some out"
+        )
     return Item(f"{folder}/{name}", _extension(name), size, data, width, height, len(annotations))
 
 

@@ -149,6 +149,11 @@ def _sample_row(where: str, tar: tarfile.TarFile, key: str, members: list[tarfil
         kind = "JSON" if ext else f"image ({', '.join(IMAGE_EXTENSIONS)})"
         raise DatasetError(f"{where}: has no {kind} member, only {sorted(by_ext)}; pack it again")
     image, sidecar = by_ext[ext], by_ext["json"]
+    if sidecar.size > tables.MAX_SIDECAR:
+        raise DatasetError(
+            f"{where}: its JSON member has {sidecar.size:,} bytes and one image's annotations may take "
+            f"{tables.MAX_SIDECAR:,}; pack it again, with simpler outlines"
+        )
     payload = tar.extractfile(sidecar)
     try:
         annotations = json.loads(payload.read() if payload else b"")["annotations"]

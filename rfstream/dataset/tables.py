@@ -17,6 +17,7 @@ from rfstream.plan.order import Fragments
 
 BLOCK = 512  # a tar file is a sequence of blocks of this many bytes
 FRAGMENT_BYTES = 8 * 1024 * 1024
+MAX_SIDECAR = 64 * 1024 * 1024  # bytes of the JSON beside an image: as objects it takes ten times as much memory
 
 SAMPLES = pa.schema(
     [

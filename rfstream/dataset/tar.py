@@ -115,5 +115,11 @@ def _shard_rows(files: PackFiles, shard: int) -> _ShardRows:
     spans = np.stack([image, image + image_size, sidecar, sidecar + sidecar_size], axis=1)
     if spans.min() < 0 or image_size.min() < 0 or sidecar_size.min() < 0:
         raise files.wrong_table(shard, "a negative offset or size")
+    if sidecar_size.max() > tables.MAX_SIDECAR:
+        key = rows["key"][int(sidecar_size.argmax())].as_py()
+        raise SampleError(
+            f"{files.index.shard_url(shard)}: sample {key} has a JSON member of {sidecar_size.max():,} bytes and one "
+            f"image's annotations may take {tables.MAX_SIDECAR:,}; pack it again, with simpler outlines"
+        )
     stated = np.stack([rows[name].fill_null(0).to_numpy() for name in tables.STATED], axis=1).astype(np.int64)
     return _ShardRows(rows["key"].to_pylist(), spans, stated)
