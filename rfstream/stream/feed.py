@@ -137,6 +137,8 @@ def _ask_ray(said: list[str]) -> None:
         datasets = ray.get(get_or_create_stats_actor().get_datasets.remote(), timeout=_DIAGNOSIS_S)
         for dataset in datasets.values():
             for step in dataset["operators"].values() if dataset["state"] == "RUNNING" else ():
+                if step["name"].startswith(("Input", "split(")):
+                    continue  # they hand on and do nothing
                 of = f"{step['progress']} of {step['total']} tasks done"
                 said.append(f"{step['name']}: {of}, {step['queued_blocks']} blocks queued")
     except Exception:  # the cluster is gone, or going: what it said before is the finding
