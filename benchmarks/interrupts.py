@@ -23,7 +23,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 import rfstream
-from rfstream import Config, RankLoader, StateError
+from rfstream import Config, RankLoader
+from rfstream.errors import StateError
 from rfstream.session import ensure_ray
 from rfstream.stream.pipeline import build_pipeline
 from rfstream.stream.ranks import Peers, threads

@@ -47,7 +47,13 @@ def config_of(pack: str) -> Config:
 def announced(config: Config) -> int:
     """The most that ``rfstream plan`` says of the object store, in bytes."""
     pipeline = build_pipeline(config, "train", 1, training=True)
-    return batches_held(config, 1) * try_batch(pipeline, pipeline.plan.order(0)).batch_bytes
+    return batches_held(pipeline) * try_batch(pipeline, pipeline.plan.order(0)).batch_bytes
+
+
+def private(process: psutil.Process) -> int:
+    """Bytes of its own: without files, and without the object store, which it has mapped."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def readings(stop: threading.Event) -> Iterator[Reading]:
@@ -62,9 +68,9 @@ def readings(stop: threading.Event) -> Iterator[Reading]:
             "s": time.monotonic() - began,
             "store": store.object_store_bytes_used,
             "spilled": store.spilled_bytes_total,
-            "trainer": me.memory_full_info().uss,
+            "trainer": private(me),
             "trainer_files": me.num_fds(),
-            "actor": max((p.memory_full_info().uss for p in actors), default=0),
+            "actor": max(map(private, actors), default=0),
             "actor_files": max((p.num_fds() for p in actors), default=0),
         }
 

@@ -13,13 +13,16 @@ import psutil
 import pytest
 import ray
 import torch
+from ray._private.internal_api import node_stats
 
 import rfstream
 from rfstream.config import Config
 from rfstream.errors import ConfigError, PlanError, StateError, StreamError
 from rfstream.loader import EvaluationLoader, RankLoader
 from rfstream.plan.keys import sample_key
+from rfstream.stream.pipeline import build_pipeline
 from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
+from rfstream.tools.report import batches_held, try_batch
 
 CROP = {"transform": "tests.augmentations:crop_flip_jitter"}
 SMALL = {"transform": "tests.augmentations:resize", "args": {"size": 96}}
@@ -277,6 +280,27 @@ def test_memory_of_a_batch_is_its_own(packs: Path) -> None:
         batch.targets.flat["boxes"].mul_(2)
         assert batch.images.dtype == torch.uint8
         assert batch.images.shape == (4, 3, 96, 96)
+
+
+def test_bounded_memory_of_a_consumer_that_stands_still(packs: Path) -> None:
+    """The stream stops where ``rfstream plan`` said, not where the object store is full."""
+    cfg = Config(data={"path": str(packs / "bccd")}, stream={"batch_size": 4}, decode={"actors": (1, 1)})
+    pipeline = build_pipeline(cfg, "train", 1, training=True)
+    most = batches_held(pipeline) * try_batch(pipeline, pipeline.plan.order(0)).batch_bytes
+    node = ray.nodes()[0]
+
+    def used() -> int:
+        stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"])
+        return int(stats.store_stats.object_store_bytes_used)
+
+    before = used()
+    with train_loader(cfg) as loader:
+        next(iter(loader))
+        held = [0]
+        while len(held) < 5 or held[-1] > held[-5]:
+            time.sleep(1)
+            held.append(used() - before)
+    assert most / 4 < held[-1] < most
 
 
 def test_a_wait_that_runs_out_says_what_for(packs: Path) -> None:

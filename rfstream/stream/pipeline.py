@@ -19,6 +19,7 @@ from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
+from rfstream.stream.backpressure import bound_waiting_batches
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
@@ -37,6 +38,8 @@ BUFFERED_BLOCKS = 8
 """Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer
 leave actors idle."""
 TASKS_IN_FLIGHT = 4
+WAITING_PER_ACTOR = 8
+"""Decoded batches for each actor that may wait to be taken before no more tasks begin."""
 READS_PER_NODE = 2
 PREFETCHED = 2
 """Batches that a rank holds ready: one being consumed, one behind it."""
@@ -95,10 +98,10 @@ class Pipeline:
                 self.decode,
                 self.substitutes,
             )
-            return self._read(functions, compute=pool, num_cpus=1)
+            return self._read(functions, largest, compute=pool, num_cpus=1)
         functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None, None)
         nodes = sum(node["Alive"] for node in ray.nodes())
-        encoded = self._read(functions, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
+        encoded = self._read(functions, largest, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
             fn_constructor_args=(self.decode, self.substitutes),
@@ -114,14 +117,21 @@ class Pipeline:
         functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
         share = -(-self.config.decode.actors[1] // world_size)
         at_once = min(share, -(-len(batches) // BATCHES_PER_TASK))
-        return self._read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
+        return self._read(functions, at_once, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
 
-    def _read(self, functions: Any, **options: Any) -> Dataset:
-        """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context."""
+    def batches_per_block(self) -> int:
+        """Batches of a shuffle block, or one more."""
+        return -(-self.plan.windows.batches // self.plan.order(0).blocks)
+
+    def _read(self, functions: Any, decoders: int, **options: Any) -> Dataset:
+        """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context, and as many
+        batches waiting as ``decoders`` at work call for."""
         count = sum(1 for _ in functions())
         # As many blocks as tasks, or Ray inserts a step that splits them.
         dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
         _configure(dataset.context, self.config.decode.label_selector)
+        # The next block is read while one waits.
+        bound_waiting_batches(dataset.context, decoders * WAITING_PER_ACTOR, encoded=self.batches_per_block())
         return dataset
 
 
