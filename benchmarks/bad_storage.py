@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ Mode = Literal["well", "error", "refuse", "stall", "cut", "break off"]
 """``error``: status 503. ``refuse``: status 403. ``stall``: no answer. ``cut``: half of the bytes, under headers that
 say so. ``break off``: half of the bytes that the headers promise."""
 _PIECE = 64 * 1024
+_SHARD = re.compile(rb"-\d{6}\.(tar|parquet)")
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -115,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fate = self.storage.fate(".tar" in unquote(self.path) or b".tar" in sent[:_PIECE])
+        fate = self.storage.fate(bool(_SHARD.search(unquote(self.path).encode()) or _SHARD.search(sent[:_PIECE])))
         time.sleep(self.storage.line.latency_s)
         if fate == "stall":
             self.storage.closed.wait()

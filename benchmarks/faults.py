@@ -39,8 +39,8 @@ from rfstream import Config, RankLoader
 from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows
 
 EPOCHS = 2
-FAULT_AT = 10
-"""Step of the first epoch after which the fault happens."""
+FAULT_AT, STORAGE_FAULT_AT = 10, 1
+"""Step of the first epoch after which the fault happens; soon where it is the storage's, before all was read."""
 STEP_S = 0.05
 """How long a training step takes."""
 TIMEOUT_S = 30.0
@@ -148,7 +148,7 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
         cluster = start_ray(fault)
         config = Config(
             data={"path": http.url if fault.url else pack},
-            stream={"batch_size": 4, "timeout_s": TIMEOUT_S, "block_bytes": "1MB"},
+            stream={"batch_size": 4, "timeout_s": TIMEOUT_S, "block_bytes": "250kB"},
             decode={"actors": [2 * fault.nodes, 2 * fault.nodes]},
             augment={"cpu": {"albumentations": AUGMENT}},
         )
@@ -163,13 +163,14 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
                     for batch in loader:
                         note(rows=ledger_rows(batch, 0, 1), state=loader.state_dict())
                         time.sleep(STEP_S)
-                        if not resume and (batch.epoch, batch.step) == (0, FAULT_AT):
+                        if not resume and (batch.epoch, batch.step) == (0, STORAGE_FAULT_AT if fault.url else FAULT_AT):
                             note(fault=name)
                             fault.inject(reach)
         except Exception as error:  # the finding, whatever it is
             note(error=f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}")
         note(end=True)
-        spilled = [line for line in memory_summary(stats_only=True).splitlines() if line.startswith("Spilled")]
+        summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        spilled = [line for line in summary.splitlines() if line.startswith("Spilled")]
         note(spilled=spilled[0].split(",")[0] if spilled else "")
         ray.shutdown()
         if cluster is not None:

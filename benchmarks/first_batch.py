@@ -27,15 +27,16 @@ if {warm}:
 config = Config(data={{"path": sys.argv[1]}}, stream={{"batch_size": 16}})
 before = time.perf_counter()
 loader = ray_loader(config)
+loader.load_state_dict(loader.state_at(*divmod({step}, len(loader))))
 next(iter(loader))
 print(imports, time.perf_counter() - before)
 loader.close()
 """
 
 
-def seconds(folder: str, *, warm: bool) -> dict[str, float]:
-    """Time to the first batch in a fresh process."""
-    code = SCRIPT.format(warm=warm)
+def seconds(folder: str, *, warm: bool, step: int = 0) -> dict[str, float]:
+    """Time to the first batch in a fresh process that goes on after ``step`` steps."""
+    code = SCRIPT.format(warm=warm, step=step)
     alone = {**os.environ, "RAY_ADDRESS": "local"}  # whatever cluster runs here: this is about one's own
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, env=alone)
     imports, first = map(float, done.stdout.split()[-2:])
@@ -50,6 +51,7 @@ def main(source: str, repetitions: int = 5) -> None:
         variants = {
             "cold: Ray started too": lambda: seconds(folder, warm=False),
             "warm: Ray was up": lambda: seconds(folder, warm=True),
+            "warm, resumed after 10,000 steps": lambda: seconds(folder, warm=True, step=10_000),
         }
         report("first batch: from ray_loader to the first batch", in_turn(variants, repetitions), {"source": source})
 

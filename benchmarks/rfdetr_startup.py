@@ -27,7 +27,7 @@ def generate(folder: Path, images: int, objects: int) -> None:
     """A Roboflow layout without photos (no start-up opens one) and the index and tables of its pack."""
     from rfstream.dataset import tables
     from rfstream.dataset.publish import describe_pack
-    from rfstream.dataset.shards import WrittenShard
+    from rfstream.dataset.shards import WrittenShard, tar_fragments
 
     categories = [{"id": i, "name": f"class {i}", "supercategory": "none"} for i in range(1, 81)]
     for split, count in (("train", images), ("valid", images // 25)):
@@ -36,12 +36,11 @@ def generate(folder: Path, images: int, objects: int) -> None:
         (folder / "loose" / split / "_annotations.coco.json").write_text(json.dumps(document))
     (folder / "pack").mkdir()
     for split, count in (("train", images), ("val", images // 25)):
-        shards = [
-            WrittenShard("", f"{number:064x}", sample_rows(number, rows))
-            for number, rows in enumerate(np.array_split(np.arange(count), SHARDS))
-        ]
+        samples = [sample_rows(number, rows) for number, rows in enumerate(np.array_split(np.arange(count), SHARDS))]
+        fragments = [tar_fragments(number, rows) for number, rows in enumerate(samples)]
+        shards = [WrittenShard("", f"{i:064x}", samples[i], fragments[i]) for i in range(SHARDS)]
         generation, index = describe_pack(split, categories, list(range(1, 81)), "remap", shards)
-        tables.write_tables(str(folder / "pack"), split, generation, [shard.samples for shard in shards])
+        tables.write_tables(str(folder / "pack"), split, generation, list(zip(samples, fragments, strict=True)))
         (folder / "pack" / f"{split}-index.json").write_text(json.dumps(index))
 
 

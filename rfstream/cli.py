@@ -10,10 +10,12 @@ import typer
 
 from rfstream.config import load_config
 from rfstream.dataset.pack import pack
-from rfstream.errors import RFStreamError
+from rfstream.errors import DatasetError, RFStreamError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command(help="Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.")(pack)
+app.command(help="Pack a COCO, YOLO or Pascal VOC dataset into shards that rfstream trains from: tar, or Parquet.")(
+    pack
+)
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML configuration.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
@@ -21,13 +23,32 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value .
 
 @app.command()
 def index(
-    path: Annotated[str, typer.Argument(help="Folder of a pack that RF-DETR wrote.")],
+    path: Annotated[
+        str,
+        typer.Argument(help="Folder of a pack without tables; with --output a folder or pattern of Parquet files."),
+    ],
     split: Annotated[str, typer.Argument(help="Split to index.")],
+    output: Annotated[
+        str | None, typer.Option(help="Index Parquet files of PATH that others wrote, and write what they need here.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Their columns, by comma, where named otherwise: 'image=img,objects.bbox=o.box'.")
+    ] = None,
 ) -> None:
-    """Write the sample and fragment tables of a pack that has none."""
-    from rfstream.dataset.pack import index_pack
+    """Write the sample and fragment tables of a pack that has none, or the index of Parquet that others wrote."""
+    if output is None and columns is None:
+        from rfstream.dataset.pack import index_pack
 
-    index_pack(path, split)
+        index_pack(path, split)
+        return
+    if output is None:
+        raise DatasetError("--columns is for Parquet that others wrote: name a folder for its index with --output")
+    from rfstream.dataset.foreign import index_parquet
+
+    pairs = [part.partition("=") for part in (columns or "").split(",") if part]
+    index = index_parquet(path, split, output, {name.strip(): column.strip() for name, _, column in pairs})
+    elsewhere = "" if index.shards_at == output else f" data.shards={index.shards_at}"
+    typer.echo(f"{index.num_samples} samples in {len(index.shards)} files: data.path={output}{elsewhere}")
 
 
 @app.command()

@@ -7,8 +7,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol
 
-import torch.distributed as dist
-from ray.data import DataIterator
 from typing_extensions import TypeVar
 
 from rfstream.batch import Batch, batch_of
@@ -17,9 +15,11 @@ from rfstream.dataset.index import SplitIndex
 from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
 from rfstream.plan.windows import Windows, evaluation_batches
+from rfstream.stream.feed import Feed
 from rfstream.stream.pipeline import Pipeline, build_pipeline
 from rfstream.stream.quarantine import BadSampleRecord
-from rfstream.stream.split import Feed, GroupHandOver, HandOver, LocalHandOver, join_cluster, split_feed
+from rfstream.stream.ranks import alone, group_place, peers_of_group
+from rfstream.stream.split import HandOver
 from rfstream.stream.wire import WireBatch, from_row
 
 B = TypeVar("B", default=Batch)
@@ -46,17 +46,16 @@ class RankLoader(Generic[B]):
     def __init__(
         self,
         pipeline: Pipeline,
-        rank: int,
         hand_over: HandOver,
         to_batch: ToBatch[B] = batch_of,  # type: ignore[assignment]  # B's default goes with it
     ) -> None:
         self.index: SplitIndex = pipeline.index
         self.windows_of_epoch: Windows = pipeline.plan.windows
-        self.rank = rank
+        self.rank = hand_over.peers.rank
         self.epoch = 0
         self._pipeline = pipeline
         self._hand_over = hand_over
-        self._bad_samples = BadSampleRecord(pipeline.config.stream, self.index.split, self.index.digest, rank)
+        self._bad_samples = BadSampleRecord(pipeline.config.stream, self.index.split, self.index.digest, self.rank)
         self._to_batch = to_batch
         self._feed: Feed | None = None
         self._feed_at = Position()
@@ -136,11 +135,14 @@ class RankLoader(Generic[B]):
             **decode.fingerprint(),
         }
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End the execution and its thread, and bring the report on bad samples up to date.
 
-        The loader can be iterated again; that starts a new execution.
+        The loader can be iterated again; that starts a new execution. ``error`` is why this rank stops: the others
+        then stop too, and say so, where they wait for a batch or for this rank.
         """
+        if isinstance(error, Exception):
+            self._hand_over.peers.failed(error)
         if self._feed is not None:
             self._feed.close()
             self._feed = None
@@ -152,7 +154,7 @@ class RankLoader(Generic[B]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
     def _next(self, at: Position) -> B:
         number = self.windows_of_epoch.batch_of(self.rank, at.batch)
@@ -169,9 +171,10 @@ class RankLoader(Generic[B]):
                     f"{waiting_for}: the stream delivered batch {wire.batch} of epoch {wire.epoch} instead"
                 )
             self._bad_samples.add(wire)
-        except BaseException:
-            self.close()  # a feed that failed has no more to give: the next iteration starts afresh
+        except BaseException as error:
+            self.close(error)  # a feed that failed has no more to give: the next iteration starts afresh
             raise
+        self._hand_over.peers.reached(f"step {at.batch} of epoch {at.epoch}")
         self._feed_at = Position(at.epoch, at.batch + 1).normalised(len(self))
         window_end = (at.batch + 1) % self.windows_of_epoch.grad_accum == 0
         return self._to_batch(wire, step=at.batch, window_end=window_end)
@@ -179,10 +182,10 @@ class RankLoader(Generic[B]):
     def _open(self, at: Position) -> Feed:
         self._bad_samples.open()
         # The hand-over waits for all ranks: before that, another may still read what closing rank 0's feed would end.
-        split: DataIterator = self._hand_over.iterator(at)
+        feed = self._hand_over.feed(at)
         self.close()
-        self._feed = split_feed(split, self._pipeline.config.stream.timeout_s, owner=self.rank == 0)
-        return self._feed
+        self._feed = feed
+        return feed
 
 
 class EvaluationLoader(Generic[B]):
@@ -217,7 +220,8 @@ class EvaluationLoader(Generic[B]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[B]:
-        join_cluster(self._pipeline.config, self.world_size)
+        peers = peers_of_group() if group_place() == (self.rank, self.world_size) else alone()
+        peers.join_cluster(self._pipeline.config)
         if not self._batches:
             return
         dataset = self._pipeline.evaluation(self.rank, self.world_size, self._batches)
@@ -225,7 +229,7 @@ class EvaluationLoader(Generic[B]):
         def rows() -> Any:
             return dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
 
-        feed = Feed(rows, lambda: None, self._pipeline.config.stream.timeout_s)
+        feed = Feed(rows, lambda: None, self._pipeline.config.stream.timeout_s, peers)
         try:
             for step, (lo, hi) in enumerate(self._batches):
                 waiting_for = f"rank {self.rank}: evaluation samples {lo} to {hi - 1} of split {self.index.split}"
@@ -263,14 +267,7 @@ def ray_loader(
     pipeline = build_pipeline(config, split, world_size, training=training)
     if not training:
         return EvaluationLoader(pipeline, rank, world_size)
-    return RankLoader(pipeline, rank, hand_over_of(pipeline))
-
-
-def group_place() -> tuple[int, int]:
-    """Rank and world size of the ``torch.distributed`` group, or 0 and 1 where there is none."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+    return RankLoader(pipeline, hand_over_of(pipeline))
 
 
 def hand_over_of(pipeline: Pipeline) -> HandOver:
@@ -281,10 +278,10 @@ def hand_over_of(pipeline: Pipeline) -> HandOver:
     """
     world_size = pipeline.plan.windows.world_size
     if world_size == 1:
-        return LocalHandOver(pipeline)
+        return HandOver(pipeline, alone())
     if group_place()[1] != world_size:
         raise PlanError(
             f"a training loader for {world_size} ranks needs an initialised torch.distributed group to hand "
             f"the stream over"
         )
-    return GroupHandOver(pipeline)
+    return HandOver(pipeline, peers_of_group())

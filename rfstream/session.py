@@ -8,12 +8,13 @@ import logging
 import math
 import os
 import time
+from typing import Any
 
 import ray
 from ray._private import worker
 from ray._private.state import state
 
-from rfstream.errors import ConfigError, StreamError
+from rfstream.errors import ConfigError, RFStreamError, StreamError
 
 EXIT_GRACE_S = 10.0
 """Seconds that ranks may take from their last collective call to their exit."""
@@ -57,6 +58,7 @@ def leave_last() -> None:
     """
     node = worker._global_node
     if node is not None and node.is_head():
+        atexit.unregister(_wait_for_others)  # once is enough
         atexit.register(_wait_for_others)  # Ray's own handler, registered before, runs after it
 
 
@@ -83,6 +85,25 @@ def most_of(resource: str) -> float:
     if node is not None and node.is_head():
         return now
     return math.inf
+
+
+def own_sentence(error: BaseException) -> str | None:
+    """What rfstream's own error says that ``error`` comes from; None if there is none.
+
+    Ray raises a task's error as one that is of the task's class too, whose text is a traceback with colours, and adds
+    lines of its own to the text of the task's.
+    """
+    seen: list[BaseException] = []
+    waiting: list[Any] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if isinstance(current, RFStreamError) and not isinstance(current, ray.exceptions.RayError):
+            return str(current).partition("\n")[0]
+        if isinstance(current, BaseException) and current not in seen:
+            seen.append(current)
+            of_workers = getattr(current, "worker_failures", {}).values()  # of Ray Train
+            waiting += [getattr(current, "cause", None), current.__cause__, *of_workers]
+    return None
 
 
 def _quiet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import albumentations as A
@@ -24,6 +25,19 @@ def noise() -> Any:
         return image ^ rng.integers(0, 2, image.shape, dtype=np.uint8), target
 
     return add
+
+
+def noted(file: str) -> Any:
+    """Appends a line to ``file`` for each image: the first number that its generator gives."""
+
+    def note(
+        image: npt.NDArray[np.uint8], target: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        with Path(file).open("a") as out:
+            out.write(f"{rng.integers(2**62)}\n")
+        return image, target
+
+    return note
 
 
 def not_a_transform() -> int:

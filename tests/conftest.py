@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gcs
 import pytest
+from hypothesis import settings
 
 from benchmarks.bad_storage import BadStorage
 
@@ -16,6 +17,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gRPC, which no emulator speaks
 os.environ["RAY_ADDRESS"] = "local"  # never a cluster that happens to run on this machine
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("untimed")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

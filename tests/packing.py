@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rfstream.dataset.coco import find_splits, read_split
-from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.convention import Convention
+from rfstream.dataset.document import SplitSource
+from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex
+from rfstream.dataset.layouts import find_splits, read_split
 from rfstream.dataset.pack import pack
+from rfstream.dataset.parquet_shards import write_parquet_shard
 from rfstream.dataset.publish import describe_pack, publish, staging
 from rfstream.dataset.shards import write_shard
 
@@ -29,15 +32,29 @@ def pack_small(source: Path, output: Path, **options: Any) -> dict[str, bytes]:
     return files_in(output)
 
 
-def pack_here(source: Path, output: Path, per_shard: int, split: str = "train") -> SplitIndex:
+def pack_here(
+    source: Path, output: Path, per_shard: int, split: str = "train", format: PackFormat = "tar"
+) -> SplitIndex:
     """Pack a split in this process, ``per_shard`` samples a shard."""
-    checked = read_split(find_splits(source)[split], "remap")
+    return pack_checked(read_split(find_splits(source)[split], "remap"), output, per_shard, split, format=format)
+
+
+def pack_checked(
+    checked: SplitSource,
+    output: Path,
+    per_shard: int,
+    split: str,
+    category_ids: CategoryIds = "remap",
+    format: PackFormat = "tar",
+) -> SplitIndex:
+    """The same from what was read, under the name ``split``."""
+    convention = Convention.of(checked.categories, (item.sidecar for item in checked.items))
     with staging(output) as folder:
         written = []
         for number, first in enumerate(range(0, len(checked.items), per_shard)):
-            items = checked.items[first : first + per_shard]
-            written.append(write_shard(folder / f"{number}.tar", number, first, items))
-        about = describe_pack(split, checked.categories, checked.annotated_category_ids, "remap", written)
+            at = (folder / str(number), number, first, checked.items[first : first + per_shard])
+            written.append(write_shard(*at) if format == "tar" else write_parquet_shard(*at, convention))
+        about = describe_pack(split, checked.categories, checked.annotated_category_ids, category_ids, written, format)
         return publish(output, folder, *about, written)
 
 

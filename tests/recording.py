@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ import torch
 from rfstream.train.lightning import pl
 
 
-def build(class_names: list[str], folder: str, die_at: tuple[int, int] | None = None) -> Recording:
+def build(
+    class_names: list[str], folder: str, die_at: tuple[int, int] | None = None, fail_at: tuple[int, int] | None = None
+) -> Recording:
     assert class_names == ["disc", "square", "triangle", "star"]
-    return Recording(Path(folder), die_at)
+    return Recording(Path(folder), die_at, fail_at)
 
 
 class Recording(pl.LightningModule):
-    """Appends one line a batch to ``{folder}/rank{r}.jsonl``; rank 1 dies before (epoch, step) ``die_at``, once."""
+    """Appends one line a batch to ``{folder}/rank{r}.jsonl``.
 
-    def __init__(self, folder: Path, die_at: tuple[int, int] | None) -> None:
+    Rank 1 dies before (epoch, step) ``die_at``, once, and raises in ``fail_at``.
+    """
+
+    def __init__(self, folder: Path, die_at: tuple[int, int] | None, fail_at: tuple[int, int] | None) -> None:
         super().__init__()
         self.folder = folder
         self.die_at = die_at
+        self.fail_at = fail_at
         self.layer = torch.nn.BatchNorm2d(3)  # with buffers, which DDP would keep equal by a collective a forward
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -34,6 +41,9 @@ class Recording(pl.LightningModule):
                 ray.train.get_all_reported_checkpoints()  # waits until Ray has the epoch's
                 marker.touch()
                 os._exit(1)
+        if self.fail_at is not None and [batch.epoch, batch.step] == list(self.fail_at) and self.global_rank == 1:
+            self._note("failed", at=time.time())
+            raise RuntimeError("no luck in this step")
         self._note("train", epoch=batch.epoch, step=batch.step, keys=batch.keys, pixels=float(batch.images.sum()))
         return self.layer(batch.images).pow(2).mean() + self.layer.weight.sum()
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from packing import pack_checked
 
 from rfstream.dataset.coco import find_splits, read_split
-from rfstream.dataset.index import SplitIndex, read_index
-from rfstream.dataset.publish import describe_pack, publish, staging
-from rfstream.dataset.shards import write_shard
-from rfstream.dataset.tar import TarReader
+from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex, read_index
 from rfstream.plan.keys import key_of, sample_key
 from rfstream.stream.decode import BatchDecoder
+from rfstream.stream.source import ReaderSpec, reader_of
 from rfstream.stream.wire import from_row, to_row
 
 SEED, EPOCH, BATCH = 5, 3, 4
@@ -49,17 +48,13 @@ def configs(dataset_dir: Path, *, dataset_file: str = "roboflow", **options: Any
     return model_class(**model), train_class(**train)
 
 
-def pack_in_process(source: Path, output: Path, split: str, category_ids: Any = "remap") -> SplitIndex:
+def pack_in_process(
+    source: Path, output: Path, split: str, category_ids: CategoryIds = "remap", format: PackFormat = "tar"
+) -> SplitIndex:
     """Pack one split in this process, 7 samples a shard."""
     found = find_splits(source)
     checked = read_split(found[split if split in found else "valid"], category_ids)
-    with staging(output) as folder:
-        written = [
-            write_shard(folder / f"{first}.tar", number, first, checked.items[first : first + 7])
-            for number, first in enumerate(range(0, len(checked.items), 7))
-        ]
-        about = describe_pack(split, checked.categories, checked.annotated_category_ids, category_ids, written)
-        return publish(output, folder, *about, written)
+    return pack_checked(checked, output, 7, split, category_ids, format)
 
 
 def seed_sample(key: int, pipeline: Any) -> None:
@@ -96,7 +91,7 @@ def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[
     from rfstream.train.rfdetr.spec import RFDETRSpec
 
     index, space = read_index(str(pack), role), read_index(str(pack), "train")
-    reader = TarReader(str(pack), role, index.digest)
+    reader = reader_of(ReaderSpec.of(index))
     labels = labels_of(space, model)
     settings = Settings.of(model, train)
     decoder = BatchDecoder.of(RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())))

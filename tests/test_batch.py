@@ -14,7 +14,7 @@ from PIL import Image
 
 from rfstream.batch import Batch, batch_of, unpack_masks
 from rfstream.config import CpuTransform
-from rfstream.dataset.tar import EncodedSample
+from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.stream.augment import build_transform
 from rfstream.stream.decode import BatchDecoder, DetectionSpec

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from packing import ROOT, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
 from rfstream.config import Config
 from rfstream.dataset.cache import ShardCache
-from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
 from rfstream.tools.ledger import first_difference, make_ledger
 
@@ -51,14 +53,27 @@ def sizes(pack: SplitIndex) -> list[int]:
     return [(Path(pack.path) / name).stat().st_size for name in pack.shards]
 
 
-def test_what_is_there_is_not_asked_for_again(pack: SplitIndex, web: BadStorage, tmp_path: Path) -> None:
-    reader = TarReader(web.url, "train", pack.digest, cache=ShardCache(str(tmp_path / "cache"), 10**9))
-    expected = TarReader(pack.path, "train", pack.digest).read(ALL)
-    assert reader.read(ALL) == expected
-    assert taken(tmp_path / "cache") == sum(sizes(pack))
-    web.requests.clear()
-    assert reader.read(ALL[::-1]) == expected[::-1]
-    assert web.requests.total() == 0
+@pytest.mark.parametrize("format", ["tar", "parquet"])
+def test_what_is_there_is_not_asked_for_again(shared_data: Path, tmp_path: Path, format: PackFormat) -> None:
+    pack = pack_here(shared_data / "bccd", tmp_path / "pack", per_shard=20, format=format)
+    kind = TarReader if format == "tar" else ParquetReader
+    with BadStorage(Path(pack.path)) as web:
+        reader = kind(web.url, "train", pack.digest, cache=ShardCache(str(tmp_path / "cache"), 10**9))
+        expected = kind(pack.path, "train", pack.digest).read(ALL)
+        assert reader.read(ALL) == expected
+        assert taken(tmp_path / "cache") == sum(sizes(pack))
+        web.requests.clear()
+        assert reader.read(ALL[::-1]) == expected[::-1]
+        assert web.requests.total() == 0
+
+
+def test_a_parquet_pack_with_room_for_some_of_its_shards(shared_data: Path, tmp_path: Path) -> None:
+    pack = pack_here(shared_data / "bccd", tmp_path / "pack", per_shard=20, format="parquet")
+    expected = ParquetReader(pack.path, "train", pack.digest).read(ALL)
+    with BadStorage(Path(pack.path)) as web:
+        cache = ShardCache(str(tmp_path / "cache"), 3 * max(sizes(pack)))
+        assert ParquetReader(web.url, "train", pack.digest, cache=cache).read(ALL) == expected
+        assert taken(tmp_path / "cache") <= cache.nbytes
 
 
 def test_it_keeps_to_its_bound_and_removes_what_was_used_longest_ago(tmp_path: Path) -> None:
@@ -127,12 +142,17 @@ def _holds(pid: int, suffix: str) -> bool:
 
 
 def test_a_stream_from_the_cache_is_the_local_one(
-    pack: SplitIndex, web: BadStorage, tmp_path: Path, ray_session: None
+    shared_data: Path, pack: SplitIndex, tmp_path: Path, ray_session: None
 ) -> None:
-    def ledger(**data: object) -> object:
+    def ledger(**data: object) -> pa.Table:
         stream = {"batch_size": 5, "block_bytes": "1MB", "timeout_s": 60}
         return make_ledger(Config(data=data, stream=stream, decode={"actors": (1, 1)}), epochs=2, world_size=1)
 
-    cached = ledger(path=web.url, cache={"folder": str(tmp_path), "bytes": "1GB"})
-    assert first_difference(ledger(path=pack.path), cached) is None
-    assert taken(tmp_path) == sum(sizes(pack))
+    local = ledger(path=pack.path)
+    parquet = pack_here(shared_data / "bccd", tmp_path / "parquet", per_shard=20, format="parquet")
+    for index in (pack, parquet):
+        folder = tmp_path / f"cache of {index.format}"
+        with BadStorage(Path(index.path)) as web:
+            cached = ledger(path=web.url, cache={"folder": str(folder), "bytes": "1GB"})
+        assert first_difference(local, cached) is None
+        assert taken(folder) == sum(sizes(index))

@@ -70,7 +70,7 @@ def test_clean_datasets_raise_no_false_alarm(shared_data: Path, name: str) -> No
 
 # What is odd about each file beyond its absent images; `missing` is how many of these there are.
 ODD: dict[str, tuple[int, dict[str, int]]] = {
-    "bccd_voc_zero_boxes": (0, {"nothing-found": 1}),
+    "bccd_voc_zero_boxes": (0, {"unreadable-labels": 1}),
     "coco_keypoints_val": (79, {"image-without-objects": 40}),
     "cocoapi_results_bbox": (0, {"results-file": 1}),
     "cocoapi_results_keypoints": (0, {"results-file": 1}),
@@ -394,6 +394,14 @@ def test_folders(tmp_path: Path) -> None:
             check(path)
 
 
+def test_a_folder_of_no_layout(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "notes.txt").touch()
+    assert found(check(str(tmp_path), progress=False)) == {"nothing-found": 1}
+    (tmp_path / "export.json").write_text(json.dumps(coco(images=[image()])))
+    assert found(check(str(tmp_path), images=False, progress=False))["unknown-layout"] == 1
+
+
 def test_splits_that_share_a_folder_do_not_miss_each_others_images(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     (tmp_path / "images").mkdir()
@@ -402,6 +410,37 @@ def test_splits_that_share_a_folder_do_not_miss_each_others_images(tmp_path: Pat
         document = coco(images=[image(file_name=f"{name}.jpg")])
         (tmp_path / "annotations" / f"instances_{name}.json").write_text(json.dumps(document))
     assert found(check(str(tmp_path), progress=False)) == {}
+
+
+def test_yolo_and_voc_folders_are_checked_as_packing_reads_them(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        for name in ("a", "b", "gone"):
+            file = tmp_path / split / "images" / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (10, 10)).save(file)
+    (tmp_path / "train" / "labels").mkdir()
+    (tmp_path / "train" / "labels" / "a.txt").write_text("1 0.5 0.5 0 0.5\n1 1 0.5 1 0.5")
+    data = {"names": ["cat", "dog"], "train": "train/images", "val": "valid/images"}
+    (tmp_path / "data.yaml").write_text(json.dumps(data))
+    main = tmp_path / "ImageSets" / "Main"
+    main.mkdir(parents=True)
+    (main / "train.txt").write_text("a")
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "JPEGImages").mkdir()
+    (tmp_path / "Annotations" / "a.xml").write_text("<annotation/>")
+    for name in ("a", "unlisted"):
+        (tmp_path / "JPEGImages" / f"{name}.png").write_bytes(b"no image")
+    yolo_train, yolo_val, voc = check(str(tmp_path), progress=False).parts
+    assert (yolo_train.name, yolo_train.images) == (f"{tmp_path} (yolo train)", 3)
+    odd = {"empty-box": 1, "zero-area": 1, "box-past-edge": 1, "unused-category": 1, "image-without-objects": 2}
+    assert {trait.name: trait.count for trait in yolo_train.traits} == odd | {"category-id-zero": 1}
+    assert [trait.name for trait in yolo_val.traits] == ["unreadable-labels"]
+    assert "none of the 3 images of valid/images has a label file" in yolo_val.traits[0].examples[0]
+    assert voc.name == f"{tmp_path} (voc train)"
+    assert {trait.name for trait in voc.traits} >= {"undecodable-image", "unreferenced-file", "missing-size"}
+    (tmp_path / "Annotations" / "a.xml").write_text("<annotation>")
+    *_, broken = check(str(tmp_path), progress=False).parts
+    assert (broken.name, [trait.name for trait in broken.traits]) == (f"{tmp_path} (voc)", ["unreadable-labels"])
 
 
 # Packs

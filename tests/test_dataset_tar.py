@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from packing import files_in, pack_here
 
 from rfstream.dataset.index import SplitIndex, read_index
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.reader import EncodedSample
+from rfstream.dataset.tar import TarReader
 from rfstream.errors import DatasetError, SampleError
 
 
@@ -124,7 +125,7 @@ def test_neighbours_are_one_request(pack: SplitIndex, remote: str) -> None:
 def test_a_request_spans_what_it_needs_and_no_more_than_the_limit(
     pack: SplitIndex, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rfstream.dataset.tar._MAX_READ", 100_000)
+    monkeypatch.setattr("rfstream.dataset.reader._MAX_READ", 100_000)
     requests = requests_for(remote, pack.digest, list(range(205)))
     assert max(end - start for _, start, end in requests) <= 100_000
     samples = TarReader(remote, "train", pack.digest).read(np.arange(205))
@@ -209,6 +210,7 @@ def rewrite(folder: Path, index: SplitIndex, **columns: object) -> None:
     [
         ({"image_offset": -5}, DatasetError, "a negative offset or size; run `rfstream index"),
         ({"json_size": -1}, DatasetError, "a negative offset or size; run `rfstream index"),
+        ({"json_size": 2**26 + 1}, SampleError, "tar: sample 00000000 has a JSON member of 67,108,865 bytes and"),
         ({"image_size": 2**62}, SampleError, "sample 00000000 ends at byte .* but the shard at"),
         ({"image_size": 2**63 - 1}, DatasetError, "a negative offset or size"),
         ({"json_offset": 2**40}, SampleError, "sample 00000000 ends at byte .* but the shard at"),

@@ -15,7 +15,7 @@ from rfdetr_reference import configs
 
 import rfstream
 from rfstream.config import Exif
-from rfstream.dataset.tar import EncodedSample
+from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import StateError
 from rfstream.plan.position import Position, position_of, state_of
 from rfstream.plan.windows import Windows

@@ -27,8 +27,9 @@ from pycocotools import mask as coco_mask
 from rfstream.config import Config, load_config
 from rfstream.dataset.coco import SplitFiles, read_split
 from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.reader import EncodedSample
 from rfstream.dataset.shards import scan_shard
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.tar import TarReader
 from rfstream.errors import ConfigError, RFStreamError, StateError
 from rfstream.plan.position import Position, position_of, state_of
 from rfstream.plan.windows import Windows

@@ -6,15 +6,18 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from gcs import BUCKET
-from packing import SMALL, pack_small, start_job
+from packing import SMALL, files_in, pack_small, start_job
 
 from benchmarks.bad_storage import BadStorage, Line
 from rfstream.dataset import storage
 from rfstream.dataset.index import read_index
 from rfstream.dataset.pack import pack
+from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.publish import remove_dead
 from rfstream.errors import DatasetError
 
@@ -46,6 +49,24 @@ def test_a_pack_in_a_bucket_equals_the_local_one(shared_data: Path, local: dict[
     assert line.requests["error"] + line.requests["break off"] > 0
     line.line = Line()
     assert in_bucket(url) == local
+
+
+def test_parquet_goes_into_a_bucket_as_onto_a_disk(shared_data: Path, tmp_path: Path, line: BadStorage) -> None:
+    url, source = f"gs://{BUCKET}/parquet", str(shared_data / "bccd")
+    options: Any = {"splits": "valid:val", "max_shard_bytes": SMALL, "format": "parquet", "progress": False}
+    pack(source, str(tmp_path / "pack"), **options)
+    (index,) = pack(source, url, **options)
+    assert in_bucket(url) == files_in(tmp_path / "pack")
+    rows = np.random.default_rng(0).permutation(87)
+    local = ParquetReader(str(tmp_path / "pack"), "val", index.digest)
+    assert ParquetReader(url, "val", index.digest).read(rows) == local.read(rows)
+    written = {name: _generation(url, name) for name in index.shards}
+    pack(source, url, clean=True, **options)
+    assert in_bucket(url) == files_in(tmp_path / "pack")
+    assert {name: _generation(url, name) for name in index.shards} == written
+    # In the other format it is another generation, since the shards' digests are others.
+    pack(source, url, **{**options, "format": "tar", "clean": True})
+    assert not any(name in in_bucket(url) for name in index.shards)
 
 
 def test_a_killed_pack_goes_on_where_it_was(shared_data: Path, local: dict[str, bytes], line: BadStorage) -> None:
@@ -81,8 +102,9 @@ def _generation(url: str, name: str) -> str:
 @pytest.mark.parametrize("remote", [False, True])
 def test_clean_removes_what_no_index_names(shared_data: Path, tmp_path: Path, line: BadStorage, remote: bool) -> None:
     where = f"gs://{BUCKET}/clean" if remote else str(tmp_path / "pack")
-    mine = ["train-notes.txt", "test-20240101-000000.tar", "train-notes-01234567-000000.tar"]
-    dead = ["train-01234567-000000.tar", "train-89abcdef.samples.parquet", "val-01234567.fragments.parquet"]
+    mine = ["train-notes.txt", "test-20240101-000000.tar", "train-notes-01234567-000000.tar", "train-00000.parquet"]
+    dead = ["train-01234567-000000.tar", "train-01234567-000001.parquet"]
+    dead += ["train-89abcdef.samples.parquet", "val-01234567.fragments.parquet"]
     storage.make_folder(where)
     pack(str(shared_data / "bccd"), where, splits="train,valid:val", progress=False)
     former = set(storage.sizes(where))

@@ -218,6 +218,12 @@ def test_a_foreign_or_damaged_state_is_refused_by_name(state: dict[str, object],
         position_of(state, Windows(40, 2, 1, 2, "wrap"), {"pack": "a"})
 
 
+def test_a_state_without_its_window_is_damaged() -> None:
+    windows = Windows(40, 2, 1, 2, "wrap")
+    with pytest.raises(StateError, match=r"damaged \(fingerprint.window_samples\)"):
+        position_of(state_of(Position(1, 3), windows, {}), windows, {"window_samples": 4}, ["window_samples"])
+
+
 def test_a_mismatch_is_let_pass_only_by_name() -> None:
     windows = Windows(40, 2, 1, 2, "wrap")
     state = state_of(Position(1, 3), windows, {"pack": "a", "seed": 1})

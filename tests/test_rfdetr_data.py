@@ -18,7 +18,8 @@ from rfstream.dataset.index import read_index
 from rfstream.errors import ConfigError, StateError
 from rfstream.loader import RankLoader
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.stream.split import ThreadHandOver
+from rfstream.stream.ranks import Peers, threads
+from rfstream.stream.split import HandOver
 from rfstream.tools.ledger import _crc
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.lightning import pl
@@ -225,22 +226,21 @@ def streamed(pack: Path, tmp_path: Path, *, actors: int, world_size: int, **opti
     labels = tuple(read_index(str(pack), "train").label_of().items())
     spec = RFDETRSpec(Settings.of(model, train).to_json(), "train", 9, labels)
     pipeline = build_pipeline(config, "train", world_size, training=True, decode=spec)
-    shared = ThreadHandOver(pipeline)
 
-    def run(rank: int) -> list[tuple[Any, ...]]:
+    def run(peers: Peers) -> list[tuple[Any, ...]]:
         rows = []
         to_batch = partial(rfdetr_batch_of, normalize=True)
-        with RankLoader(pipeline, rank, shared.of_rank(rank), to_batch) as loader:
+        with RankLoader(pipeline, HandOver(pipeline, peers), to_batch) as loader:
             for got in (got for _ in range(2) for got in loader):
                 for slot, target in enumerate(got.targets()):
-                    place = (got.epoch, (got.step * world_size + rank) * batch + slot, got.keys[slot])
+                    place = (got.epoch, (got.step * world_size + peers.rank) * batch + slot, got.keys[slot])
                     fields = tuple(_crc(value) for _, value in sorted(target.items()))
                     rows.append((*place, _crc(got.images[slot]), *fields))
-            shared.wait_for_all(rank)
+            peers.meet({}, 240, "to end")
         return rows
 
     with ThreadPoolExecutor(world_size) as pool:
-        return sorted(row for part in pool.map(run, range(world_size)) for row in part)
+        return sorted(row for part in pool.map(run, threads(world_size)) for row in part)
 
 
 def test_albumentations_give_equal_bytes_at_any_actor_count(pack: Path, ray_session: None, tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ def test_equal_to_rfdetr_under_raw_ids(shared_data: Path, tmp_path: Path) -> Non
         print(f"raw ids, coco_cc {role}: {compared}")
 
 
+def test_equal_from_a_parquet_pack(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "coco_cc"
+    for role in ("train", "val"):
+        pack_in_process(source, tmp_path, role, format="parquet")
+    for kind in ("detection", "segmentation"):
+        model, train = configs(source, kind=kind, resolution=144 if kind == "segmentation" else 128)
+        for role in ("train", "val"):
+            print(f"Parquet, coco_cc {role}, {kind}: {compare(tmp_path, role, 16, model, train)}")
+
+
 def test_equal_from_a_pack_that_rfdetr_wrote(shared_data: Path, tmp_path: Path) -> None:
     from rfdetr.datasets.webdataset.pack import pack_coco_to_shards
 

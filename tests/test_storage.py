@@ -15,7 +15,8 @@ from packing import files_in, pack_here
 from benchmarks.bad_storage import BadStorage, Line
 from rfstream.config import Config
 from rfstream.dataset import storage
-from rfstream.dataset.index import SplitIndex, read_index
+from rfstream.dataset.index import PackFormat, SplitIndex, read_index
+from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
 from rfstream.errors import DatasetError
 from rfstream.tools.ledger import first_difference, make_ledger
@@ -81,16 +82,31 @@ def test_plain_http_is_tried_again(pack: SplitIndex, web: BadStorage, bad: Line)
     assert web.requests["error"] + web.requests["break off"] > 5
 
 
-def test_a_storage_that_is_down_is_given_up_at_the_deadline(pack: SplitIndex, web: BadStorage) -> None:
-    reader = TarReader(web.url, "train", pack.digest, deadline_s=1.0)
-    reader.read(np.array([0]))
-    web.mode = "error"
-    began = time.monotonic()
-    said = r"\.tar: can't be read from byte \d+ to \d+: \d+ tries in [01]\.\d s, the last: 503 Service Unavailable"
-    with pytest.raises(DatasetError, match=said):
-        reader.read(np.array([3]))
-    assert time.monotonic() - began < 1.5
-    assert web.requests["error"] > 2
+def test_parquet_over_http_is_tried_again(shared_data: Path, tmp_path: Path) -> None:
+    pack = pack_here(shared_data / "bccd", tmp_path, per_shard=20, format="parquet")
+    rows = np.random.default_rng(0).permutation(205)
+    with BadStorage(tmp_path, Line(errors=0.2, broken=0.2, seed=1)) as web:
+        remote = ParquetReader(web.url, "train", pack.digest, deadline_s=30.0)
+        assert remote.read(rows) == ParquetReader(pack.path, "train", pack.digest).read(rows)
+        assert min(web.requests["error"], web.requests["break off"]) > 2
+
+
+@pytest.mark.parametrize("format", ["tar", "parquet"])
+def test_a_storage_that_is_down_is_given_up_at_the_deadline(
+    shared_data: Path, tmp_path: Path, format: PackFormat
+) -> None:
+    pack = pack_here(shared_data / "bccd", tmp_path, per_shard=2, format=format)
+    with BadStorage(tmp_path) as web:
+        kind = TarReader if format == "tar" else ParquetReader
+        reader = kind(web.url, "train", pack.digest, deadline_s=1.0)
+        reader.read(np.array([0]))
+        web.mode = "error"
+        began = time.monotonic()
+        asked = r"\.tar: can't be read from byte \d+ to \d+" if format == "tar" else r"\d\.parquet: can't be read"
+        with pytest.raises(DatasetError, match=rf"{asked}: \d+ tries in [01]\.\d s, the last: 503 Service Unavailable"):
+            reader.read(np.array([3]))
+        assert time.monotonic() - began < 1.5
+        assert web.requests["error"] > 2
 
 
 @pytest.mark.parametrize("where", ["gs", "http"])

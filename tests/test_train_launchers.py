@@ -130,6 +130,15 @@ def test_a_failure_is_one_sentence(seven: Path, ray_session: None, tmp_path: Pat
         train(Config(**bad))
 
 
+def test_a_full_disk_is_one_sentence(seven: Path, ray_session: None, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "metrics.csv").symlink_to("/dev/full")
+    bad = values(seven, out, epochs=1, **recorded(tmp_path / "notes"))
+    with pytest.raises(ConfigError, match=r"out: No space left on device, .* go on with train.resume=.*last.ckpt$"):
+        train(Config(**bad))
+
+
 def test_refuses_what_does_not_fit(seven: Path, ray_session: None, tmp_path: Path) -> None:
     named = recorded(tmp_path / "notes")
     for run, message in (
@@ -186,6 +195,25 @@ def test_torchrun_with_a_rank_that_has_nothing_to_validate(two: Path, tmp_path: 
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("val/mAP50=") == 1
     assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_one_rank_that_raises_in_its_step_ends_both_with_the_cause(two: Path, tmp_path: Path) -> None:
+    """Rank 0 stands in a collective operation meanwhile, and would only say that a connection was closed."""
+    run = {"launcher": "torchrun", "epochs": 1, **recorded(tmp_path / "notes", fail_at=[0, 1])}
+    config = config_file(tmp_path, **values(two, tmp_path / "out", **run))
+    command = [str(BIN / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(ROOT / "pipelines" / "train.py"), "--config", str(config)],
+        env=environment(RAY_ADDRESS="local"),
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    (failed,) = [n["at"] for n in recording.notes(tmp_path / "notes") if n["kind"] == "failed"]
+    assert time.time() - failed < 30, "the other rank, or a process of the launcher, went on"
+    assert done.returncode != 0
+    assert "RuntimeError: no luck in this step" in done.stderr
+    assert "error: rank 0 can't go on: rank 1 failed: RuntimeError: no luck in this step" in done.stderr
 
 
 @pytest.fixture

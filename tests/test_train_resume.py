@@ -16,7 +16,8 @@ from rfstream.errors import ConfigError, StateError
 from rfstream.loader import RankLoader
 from rfstream.plan.position import Position
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.stream.split import LocalHandOver
+from rfstream.stream.ranks import alone
+from rfstream.stream.split import HandOver
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.data import TrainerBatches, TrainingStream
 from rfstream.train.lightning import pl
@@ -44,7 +45,7 @@ class Streamed(pl.LightningDataModule):
         self.stream: TrainingStream[torch.Tensor] = TrainingStream(self)
 
     def train_dataloader(self) -> TrainerBatches[torch.Tensor]:
-        return self.stream.open(Places(self.pipeline, 0, LocalHandOver(self.pipeline)))
+        return self.stream.open(Places(self.pipeline, HandOver(self.pipeline, alone())))
 
     def val_dataloader(self) -> Any:
         return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))

@@ -1,44 +1,40 @@
-"""COCO and Roboflow folders, found and checked: what a pack is made from."""
+"""COCO and Roboflow's COCO folders: where their splits lie, read into documents."""
 
 from __future__ import annotations
 
-import json
-import stat
-from collections import defaultdict
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from rfstream.dataset import storage
-from rfstream.dataset.index import IMAGE_EXTENSIONS, CategoryIds, check_categories, check_inside
-from rfstream.dataset.shards import Item
+from rfstream.dataset.document import Document, SplitSource, checked, split_source
+from rfstream.dataset.index import CategoryIds
 from rfstream.errors import DatasetError
 
 ROBOFLOW_FILE = "_annotations.coco.json"
+LOOKED_FOR = f"SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO)"
+_COCO, _ROBOFLOW = "annotations/instances_*.json", f"*/{ROBOFLOW_FILE}"
 _JSON_FILES = ("*.json", "annotations/*.json")
-_STAT_THREADS, _STAT_CHUNK = 16, 256
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """Where one split lies on disk: its annotation file and the folder that ``file_name`` is relative to."""
+    """Where one split lies on disk: its annotation file and the folder that ``file_name`` is relative to.
+
+    ``further`` are more of both, of which the split is made too.
+    """
 
     split: str
     annotations: Path
     images: Path
+    further: tuple[tuple[Path, Path], ...] = ()
 
 
-@dataclass(frozen=True)
-class SplitSource:
-    """A checked split, ready to pack: one item an image, in the order of the annotation file."""
-
-    split: str
-    categories: list[dict[str, Any]]
-    annotated_category_ids: list[int]
-    items: list[Item]
+def is_here(source: Path) -> bool:
+    """Whether ``source`` has a split in one of these layouts."""
+    return any(True for pattern in (_COCO, _ROBOFLOW) for _ in source.glob(pattern))
 
 
 def find_splits(source: Path) -> dict[str, SplitFiles]:
@@ -50,57 +46,44 @@ def find_splits(source: Path) -> dict[str, SplitFiles]:
     Raises:
         DatasetError: if there is neither; names what was looked for.
     """
-    if not source.is_dir():
-        raise DatasetError(f"{source}: no such folder; give the folder that holds the splits")
     found = {}
-    for file in sorted(source.glob("annotations/instances_*.json")):
+    for file in sorted(source.glob(_COCO)):
         split = file.stem.removeprefix("instances_")
         folders = [source / split, source / "images" / split, source / "images"]
         images = next((folder for folder in folders if folder.is_dir()), folders[0])
         found[split] = SplitFiles(split, file, images)
-    for file in sorted(source.glob(f"*/{ROBOFLOW_FILE}")):
+    for file in sorted(source.glob(_ROBOFLOW)):
         found[file.parent.name] = SplitFiles(file.parent.name, file, file.parent)
     if not found:
-        files = [str(file.relative_to(source)) for pattern in _JSON_FILES for file in sorted(source.glob(pattern))]
-        raise DatasetError(
-            f"{source}: has neither SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO); name "
-            "a COCO file and its image folder with --annotations and --images "
-            f"(JSON files here: {', '.join(files[:3]) or 'none'})"
-        )
+        raise DatasetError(f"{source}: has neither {LOOKED_FOR}; {name_the_files(source)}")
     return found
+
+
+def name_the_files(source: Path) -> str:
+    """What to do about a folder in which nothing was found, and the JSON files that are there."""
+    files = [str(file.relative_to(source)) for pattern in _JSON_FILES for file in sorted(source.glob(pattern))]
+    return (
+        "name a COCO file and its image folder with --annotations and --images "
+        f"(JSON files here: {', '.join(files[:3]) or 'none'})"
+    )
 
 
 def read_split(files: SplitFiles, category_ids: CategoryIds) -> SplitSource:
     """Read and check one split.
 
+    Several files are joined in their order. An id that an earlier file has taken is replaced by the smallest positive
+    one that no file has and that is not given yet.
+
     Raises:
-        DatasetError: on the first thing that training could not use; names the file and the image or annotation.
+        DatasetError: on the first thing that training could not use, or if two files differ about a category or list
+            the same image; names the file and the image or annotation.
     """
-    document = _document(files.annotations)
-    categories = _objects(files.annotations, document, "categories")
-    images = _objects(files.annotations, document, "images")
-    annotations = _objects(files.annotations, document, "annotations")
-    if not images:
-        raise DatasetError(f"{files.annotations}: lists no images, so there is nothing to pack")
-    check_categories(str(files.annotations), categories, category_ids)
-    for position, image in enumerate(images):
-        _check_image(files.annotations, position, image)
-    ids = _distinct(files.annotations, "images", images)
-    _distinct(files.annotations, "annotations", annotations)
-    _check_annotations(files.annotations, annotations, {category["id"] for category in categories}, ids)
-    by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in annotations:
-        by_image[annotation["image_id"]].append(annotation)
-    sizes = _sizes(files, [image["file_name"] for image in images])
-    items = [
-        _item(files.images, image, size, by_image.get(image["id"], []))
-        for image, size in zip(images, sizes, strict=True)
-    ]
-    annotated = sorted({annotation["category_id"] for annotation in annotations})
-    return SplitSource(files.split, categories, annotated, items)
+    places = [(files.annotations, files.images), *files.further]
+    documents = [checked(_document(*place), category_ids) for place in places]
+    return split_source(files.split, _joined(documents) if files.further else documents)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, images: Path) -> Document:
     if not path.is_file():
         raise DatasetError(f"{path}: no such annotation file")
     document = storage.read_json(str(path))
@@ -112,7 +95,10 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or "images" not in document:
         keys = ", ".join(map(repr, list(document)[:6])) if isinstance(document, dict) else type(document).__name__
         raise DatasetError(f"{path}: has no 'images' list (found {keys}), so it is no COCO dataset; convert it first")
-    return document
+    categories = _objects(path, document, "categories")
+    return Document(
+        path, images, _objects(path, document, "images"), _objects(path, document, "annotations"), categories
+    )
 
 
 def _objects(path: Path, document: dict[str, Any], field: str) -> list[dict[str, Any]]:
@@ -122,139 +108,70 @@ def _objects(path: Path, document: dict[str, Any], field: str) -> list[dict[str,
     return value
 
 
-def _is_int64(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-
-
-def _is_number(value: object) -> bool:
-    """Whether ``value`` is a JSON number that a float32 tensor can hold as finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38 and value == value
-
-
-def _check_image(path: Path, position: int, image: Mapping[str, Any]) -> None:
-    """Refuse an image whose id or file can't be used."""
-    number, name = image.get("id"), image.get("file_name")
-    if not _is_int64(number):
-        raise DatasetError(f"{path}: images[{position}] has id {_short(number)}; every image needs an integer id")
-    if not isinstance(name, str):
-        raise DatasetError(
-            f"{path}: image {number} has file_name {_short(name)}; every image needs the name of its file"
+def _joined(documents: Sequence[Document]) -> list[Document]:
+    """The documents with the categories of all and no id in common."""
+    categories = _all_categories(documents)
+    _check_apart(documents)
+    images = _distinct_ids([[image["id"] for image in document.images] for document in documents])
+    annotations = _distinct_ids([[a["id"] for a in d.annotations if a.get("id") is not None] for d in documents])
+    return [
+        replace(
+            document,
+            images=[image | {"id": image_ids[image["id"]]} for image in document.images],
+            annotations=[
+                a | {"image_id": image_ids[a["image_id"]]} | ({"id": ids[a["id"]]} if a.get("id") is not None else {})
+                for a in document.annotations
+            ],
+            categories=categories,
         )
-    check_inside(name, f"{path}: image {number}: file_name")
-    if _extension(name) not in IMAGE_EXTENSIONS:
-        raise DatasetError(
-            f"{path}: image {number}: file_name {name!r} has no extension that the loader decodes "
-            f"({', '.join(IMAGE_EXTENSIONS)}); convert the image"
-        )
+        for document, image_ids, ids in zip(documents, images, annotations, strict=True)
+    ]
 
 
-def _distinct(path: Path, what: str, entries: list[dict[str, Any]]) -> set[int]:
-    """The ids of the entries that have one.
-
-    Raises:
-        DatasetError: if one is no integer, or two are the same.
-    """
-    ids: set[int] = set()
-    for position, entry in enumerate(entries):
-        number = entry.get("id")
-        if number is None:
-            continue
-        if not _is_int64(number):
-            raise DatasetError(f"{path}: {what}[{position}] has id {_short(number)}; make it an integer")
-        if number in ids:
-            raise DatasetError(f"{path}: two {what} have the id {number}; give each its own id")
-        ids.add(number)
-    return ids
-
-
-def _extension(name: str) -> str:
-    return PurePosixPath(name).suffix.lower().removeprefix(".")
-
-
-def _check_annotations(path: Path, annotations: list[dict[str, Any]], categories: set[int], images: set[int]) -> None:
-    """Refuse annotations that RF-DETR's or our own targets can't be made of; names the first and counts its like."""
-    faults = [(a, fault) for a in enumerate(annotations) if (fault := _fault(a[1], categories, images))]
-    if not faults:
-        return
-    (position, first), (field, text) = faults[0]
-    like = sum(other == field for _, (other, _) in faults)
-    if all(annotation.get("bbox") is None for annotation in annotations):
-        keys = ", ".join(map(repr, list(first)[:6]))
-        raise DatasetError(
-            f"{path}: no annotation of {len(annotations)} has a bbox (they have {keys}), "
-            "so it is no detection dataset; convert it first"
-        )
-    name = f"annotation {first['id']!r}" if "id" in first else f"annotations[{position}]"
-    more = f" (and {like - 1} more like it)" if like > 1 else ""
-    raise DatasetError(f"{path}: {name}{more}: {field} is {_short(first.get(field))}, {text}")
+def _all_categories(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """The categories of all documents, in the order in which they first come."""
+    known: dict[int, tuple[dict[str, Any], Path]] = {}  # with the file that had it first
+    for document in documents:
+        by_name = {category["name"]: (category["id"], file) for category, file in known.values()}
+        for category in document.categories:
+            number, name = category["id"], category["name"]
+            other, file = known.get(number, (category, document.file))
+            if other["name"] != name:
+                raise DatasetError(
+                    f"{document.file}: category {number} is {name!r}, in {file} it is {other['name']!r}; "
+                    "give both files the same categories"
+                )
+            other_id, file = by_name.get(name, (number, file))
+            if number not in known and other_id != number:
+                raise DatasetError(
+                    f"{document.file}: category {name!r} has the id {number}, in {file} it has {other_id}; "
+                    "give both files the same categories"
+                )
+        known |= {c["id"]: (c, document.file) for c in document.categories if c["id"] not in known}
+    return [category for category, _ in known.values()]
 
 
-def _fault(annotation: Mapping[str, Any], categories: set[int], images: set[int]) -> tuple[str, str] | None:
-    """The field that is wrong with an annotation and what to do about it, or None."""
-    box, crowd = annotation.get("bbox"), annotation.get("iscrowd", 0)
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
-        return "bbox", "not [x, y, width, height] in finite numbers; correct it, or take the annotation out"
-    if not _is_known(annotation.get("category_id"), categories):
-        return "category_id", "the id of no category; correct it, or add the category"
-    if not _is_known(annotation.get("image_id"), images):
-        return "image_id", "the id of no image; correct it, or take the annotation out"
-    if not _is_number(annotation.get("area")):
-        return "area", "not a finite number; give it the object's area in pixels"
-    if isinstance(crowd, float) or crowd not in (0, 1):
-        return "iscrowd", "neither 0 nor 1; correct it"
-    return None
+def _check_apart(documents: Sequence[Document]) -> None:
+    """Refuse an image that two documents list."""
+    listed: dict[str, Path] = {}
+    for document in documents:
+        own = {f"{document.folder}/{image['file_name']}" for image in document.images}
+        twice = min(own & listed.keys(), default=None)
+        if twice is not None:
+            raise DatasetError(
+                f"{document.file}: lists {twice}, as {listed[twice]} does; list each image in one file, with all of "
+                "its annotations"
+            )
+        listed |= dict.fromkeys(own, document.file)
 
 
-def _is_known(value: object, ids: set[int]) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value in ids
-
-
-def _short(value: object) -> str:
-    text = "absent" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _sizes(files: SplitFiles, names: list[str]) -> list[int]:
-    """Size of every image file in bytes."""
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        parts = (names[i : i + _STAT_CHUNK] for i in range(0, len(names), _STAT_CHUNK))
-        sizes = [size for part in pool.map(partial(_file_sizes, files.images), parts) for size in part]
-    absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
-    if absent:
-        raise DatasetError(
-            f"{files.annotations}: {len(absent)} of {len(names)} images are not in {files.images}, the first is "
-            f"{absent[0]!r}; copy them there, or take them out of the file"
-        )
-    empty = [name for name, size in zip(names, sizes, strict=True) if size == 0]
-    if empty:
-        raise DatasetError(
-            f"{files.annotations}: {len(empty)} of {len(names)} images in {files.images} are empty files, the first is "
-            f"{empty[0]!r}; copy them again, or take them out of the file"
-        )
-    return [size for size in sizes if size is not None]
-
-
-def _file_sizes(folder: Path, names: list[str]) -> list[int | None]:
-    """Sizes of the regular files ``names`` in ``folder`` (links followed); None where there is none."""
-    sizes: list[int | None] = []
-    for name in names:
-        try:
-            status = (folder / name).stat()
-        except OSError:
-            sizes.append(None)
-        else:
-            sizes.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
-    return sizes
-
-
-def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[dict[str, Any]]) -> Item:
-    name = image["file_name"]
-    sidecar = {"image_id": image["id"], "file_name": name, "annotations": annotations}
-    width, height = (_pixels(image.get(side)) for side in ("width", "height"))
-    data = json.dumps(sidecar).encode()
-    return Item(f"{folder}/{name}", _extension(name), size, data, width, height, len(annotations))
-
-
-def _pixels(value: object) -> int | None:
-    """A plausible image side, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
+def _distinct_ids(ids: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """For each file, its ids to ids that no other file has: those taken before become the next that no file has."""
+    used = set(chain.from_iterable(ids))
+    free = (number for number in count(1) if number not in used)
+    taken: set[int] = set()
+    found = []
+    for of_file in ids:
+        found.append({number: next(free) if number in taken else number for number in of_file})
+        taken.update(of_file)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from pathlib import Path
 
 from PIL import Image, ImageOps
 
@@ -24,6 +25,19 @@ def orientation_of(image: Image.Image) -> int:
 def stored_orientation(data: bytes) -> int:
     """:func:`orientation_of` an encoded image, 1 also for what is none; nothing is decoded."""
     return _header(data)[1]
+
+
+def shown_size(file: Path) -> tuple[int, int]:
+    """Width and height of an image file as it is shown, turned as EXIF says; nothing is decoded.
+
+    Raises:
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as Pillow does for what it can't open.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd metadata
+        with Image.open(file) as image:
+            width, height = image.size
+            return (height, width) if orientation_of(image) in TURNED else (width, height)
 
 
 def is_of_turned_frame(data: bytes, width: int | None, height: int | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ from rfstream.plan.order import Fragments
 INDEX_VERSION = 1
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 CategoryIds = Literal["remap", "raw"]
+PackFormat = Literal["tar", "parquet"]
+"""What the shards of a pack are; also the extension of their names."""
 
 # Under "raw" the label is the category id, and a model has one output for each id up to the largest.
 _MAX_RAW_ID = 1_000_000
@@ -39,6 +42,7 @@ class _IndexFile(BaseModel):
     annotated_category_ids: list[int] = []
     category_ids: CategoryIds = "remap"
     samples_per_shard: list[_Count] = []
+    parquet_columns: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class SplitIndex:
         samples_per_shard: samples of each shard, or empty if the index does not say.
         generation: token in the names of the split's shards and tables.
         digest: first 16 hex digits of the SHA-256 of the index file.
+        shards_at: folder or URL that the names of the shards are relative to.
+        columns: column of the convention -> column of the shards, of Parquet files that ``rfstream index`` found and
+            rfstream did not write; else None.
         deadline_s: how long reading one of the split's files may take, seconds.
     """
 
@@ -69,7 +76,18 @@ class SplitIndex:
     samples_per_shard: tuple[int, ...]
     generation: str
     digest: str
+    shards_at: str = ""
+    columns: Mapping[str, str] | None = None
     deadline_s: float = DEADLINE_S
+
+    @property
+    def format(self) -> PackFormat:
+        """What the shards are, as their names say."""
+        return "parquet" if self.shards[0].endswith(".parquet") else "tar"
+
+    def ids(self) -> list[int]:
+        """Category ids in the order of ``categories``."""
+        return [int(category["id"]) for category in self.categories]
 
     def label_of(self) -> dict[int, int]:
         """Category id -> label, as RF-DETR assigns them (identity under "raw")."""
@@ -118,11 +136,13 @@ class SplitIndex:
 
     def shard_url(self, number: int) -> str:
         """Path or URL of a shard."""
-        return storage.join(self.path, self.shards[number])
+        return storage.join(self.shards_at, self.shards[number])
 
     @property
     def reindex(self) -> str:
         """The command that writes the tables."""
+        if self.columns is not None:
+            return f"run `rfstream index FILES {self.split} --output {self.path}` again"
         return f"run `rfstream index {self.path} {self.split}`"
 
 
@@ -178,9 +198,9 @@ def index_name(split: str) -> str:
     return f"{check_split(split)}-index.json"
 
 
-def shard_name(split: str, generation: str, number: int) -> str:
+def shard_name(split: str, generation: str, number: int, format: PackFormat) -> str:
     """File name of shard ``number``."""
-    return f"{split}-{generation}-{number:06d}.tar"
+    return f"{split}-{generation}-{number:06d}.{format}"
 
 
 def has_split(path: str, split: str, deadline_s: float = DEADLINE_S) -> bool:
@@ -188,10 +208,12 @@ def has_split(path: str, split: str, deadline_s: float = DEADLINE_S) -> bool:
     return storage.exists(storage.join(path, index_name(check_split(split))), deadline_s)
 
 
-def read_index(path: str, split: str, deadline_s: float = DEADLINE_S) -> SplitIndex:
+def read_index(path: str, split: str, shards_at: str | None = None, deadline_s: float = DEADLINE_S) -> SplitIndex:
     """Read and check the index of ``split`` in the pack at ``path`` (a folder or an fsspec URL).
 
-    ``deadline_s`` bounds that, and each later read of the split's other files, in seconds.
+    The shards are there too, or at ``shards_at``. The index itself can't say that they are elsewhere: what comes with
+    data does not decide what is opened. ``deadline_s`` bounds this read and each
+    later one of the split's other files, in seconds.
 
     Raises:
         DatasetError: if there is none, or a field is malformed, escapes the pack's folder or contradicts another.
@@ -202,7 +224,7 @@ def read_index(path: str, split: str, deadline_s: float = DEADLINE_S) -> SplitIn
     if data is None:
         raise DatasetError(f"{url} does not exist: no split {split!r} is packed there; run `rfstream pack` first")
     digest = hashlib.sha256(data).hexdigest()[:16]
-    return _build(path, url, split, _parse(url, data), digest, deadline_s)
+    return _build(path, shards_at or path, url, split, _parse(url, data), digest, deadline_s)
 
 
 def _parse(url: str, data: bytes) -> _IndexFile:
@@ -216,13 +238,17 @@ def _parse(url: str, data: bytes) -> _IndexFile:
         raise DatasetError(f"{url}: not a readable JSON file ({storage.describe(error)}); pack again") from None
 
 
-def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str, deadline_s: float) -> SplitIndex:
+def _build(
+    path: str, shards_at: str, url: str, split: str, raw: _IndexFile, digest: str, deadline_s: float
+) -> SplitIndex:
     if raw.split != split:
         raise DatasetError(f"{url}: is an index of split {raw.split!r}, renamed; give that name or pack again")
     for name in raw.shards:
         check_inside(name, f"{url}: shard name")
     if len(set(raw.shards)) != len(raw.shards):
         raise DatasetError(f"{url}: lists a shard twice; pack again")
+    if len({name.endswith(".parquet") for name in raw.shards}) > 1:
+        raise DatasetError(f"{url}: lists Parquet files and others; pack again")
     counts = raw.samples_per_shard
     if counts and (len(counts) != len(raw.shards) or sum(counts) != raw.num_samples):
         raise DatasetError(
@@ -230,7 +256,7 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str, deadli
             f"{len(raw.shards)} shards or num_samples={raw.num_samples}; pack again"
         )
     check_categories(url, raw.categories, raw.category_ids)
-    pattern = re.compile(re.escape(split) + r"-([0-9a-f]{8})-\d{6}\.tar")
+    pattern = re.compile(re.escape(split) + r"-([0-9a-f]{8})-\d{6}\.(?:tar|parquet)")
     match = pattern.fullmatch(raw.shards[0])
     return SplitIndex(
         path=path,
@@ -241,8 +267,10 @@ def _build(path: str, url: str, split: str, raw: _IndexFile, digest: str, deadli
         annotated_category_ids=tuple(raw.annotated_category_ids),
         category_ids=raw.category_ids,
         samples_per_shard=tuple(counts),
-        generation=match.group(1) if match else digest[:8],
+        generation=match.group(1) if match and raw.parquet_columns is None else digest[:8],
         digest=digest,
+        shards_at=shards_at,
+        columns=raw.parquet_columns,
         deadline_s=deadline_s,
     )
 

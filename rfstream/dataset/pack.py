@@ -1,4 +1,4 @@
-"""COCO or Roboflow folders -> tar shards, index and tables, one Ray task a shard."""
+"""COCO, YOLO and Pascal VOC folders -> shards, index and tables, one Ray task a shard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,11 +15,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rfstream.dataset import storage
-from rfstream.dataset.coco import SplitFiles, SplitSource, find_splits, read_split
-from rfstream.dataset.index import CategoryIds, SplitIndex, check_split, read_index
+from rfstream.dataset import coco, storage
+from rfstream.dataset.convention import Convention
+from rfstream.dataset.document import SplitSource
+from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex, check_split, read_index
+from rfstream.dataset.layouts import Layout, SplitFiles, find_splits, read_split
+from rfstream.dataset.parquet_shards import write_parquet_shard
 from rfstream.dataset.publish import describe_pack, publish, publish_remote, remove_dead, staging
-from rfstream.dataset.shards import Item, WrittenShard, scan_shard, write_shard
+from rfstream.dataset.scan import scan
+from rfstream.dataset.shards import Item, WrittenShard, write_shard
 from rfstream.dataset.tables import write_tables
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import permutation
@@ -32,11 +36,15 @@ _CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one ha
 
 @dataclass(frozen=True)
 class _ShardPlan:
-    """One task: which samples go into shard ``number``; ``first`` is the row of the first."""
+    """One task: which samples go into shard ``number``; ``first`` is the row of the first.
+
+    ``convention`` says how they become rows of Parquet; without one the shard is a tar.
+    """
 
     number: int
     first: int
     items: list[Item]
+    convention: Convention | None
 
     @property
     def nbytes(self) -> int:
@@ -57,30 +65,39 @@ _Staged = tuple[str, dict[str, Any], list[WrittenShard]]  # generation, index an
 
 
 def pack(
-    source: Annotated[str, typer.Argument(help="Folder of a COCO or Roboflow dataset.")],
+    source: Annotated[str, typer.Argument(help="Folder of a COCO, YOLO or Pascal VOC dataset.")],
     output: Annotated[str, typer.Argument(help="Folder or fsspec URL to write the pack to.")],
     *,
     splits: Annotated[
         str | None,
         typer.Option(help="Splits, by comma: 'train,valid:val' packs valid as val. Default: all found, valid as val."),
     ] = None,
+    layout: Annotated[Layout | None, typer.Option(help="Layout of SOURCE; default: the one that it has.")] = None,
     annotations: Annotated[
-        str | None, typer.Option(help="One annotation file, for a layout that is not found by itself.")
+        str | None,
+        typer.Option(help="COCO file, for a layout that is not found by itself; several, by comma, make one split."),
     ] = None,
-    images: Annotated[str | None, typer.Option(help="Image folder of --annotations; default: SOURCE.")] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Image folder of --annotations, or one for each file, by comma; default: SOURCE."),
+    ] = None,
     max_shard_bytes: Annotated[int, typer.Option(help="A shard ends with the sample that reaches this size.")] = (
         MAX_SHARD_BYTES
     ),
     category_ids: Annotated[
         CategoryIds, typer.Option(help="Labels: 'remap' numbers the categories 0, 1, ...; 'raw' keeps their ids.")
     ] = "remap",
+    format: Annotated[
+        PackFormat,
+        typer.Option(help="Shards: 'tar', as RF-DETR reads, or 'parquet', as `datasets` reads."),
+    ] = "tar",
     shuffle_seed: Annotated[int | None, typer.Option(help="Pack in an order shuffled with this seed.")] = None,
     clean: Annotated[
         bool, typer.Option(help="Afterwards remove from OUTPUT what no index there names any more.")
     ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> list[SplitIndex]:
-    """Pack a COCO or Roboflow dataset into tar shards that rfstream and RF-DETR train from.
+    """Pack a COCO, YOLO or Pascal VOC dataset into shards that rfstream trains from: tar, or Parquet.
 
     Everything is checked before anything is written, and nothing is published unless all splits were written. Equal
     input gives equal bytes, whatever the number of CPUs. A Ray cluster that runs is used, else a local one is started;
@@ -94,16 +111,20 @@ def pack(
     """
     if max_shard_bytes <= 0:
         raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
-    chosen = _choose(_folder(source), splits, annotations, images)
+    chosen = _choose(_folder(source), layout, splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
-    plans = [_plan(_ordered(split.items, shuffle_seed), max_shard_bytes) for split in sources]
+    conventions = [_convention(split, format) for split in sources]
+    plans = [
+        _plan(_ordered(split.items, shuffle_seed), max_shard_bytes, convention)
+        for split, convention in zip(sources, conventions, strict=True)
+    ]
     if storage.local_path(output) is None:
-        indexes = _pack_remote(output, sources, plans, category_ids, progress)
+        indexes = _pack_remote(output, sources, plans, category_ids, format, progress)
     else:
         destination = _folder(output)
         with staging(destination) as folder:
             written = _write_all(_write, lambda job: (str(folder), job[1]), plans, "packing", progress)
-            staged = _described(sources, written, category_ids)
+            staged = _described(sources, written, category_ids, format)
             indexes = [publish(destination, folder, *one) for one in staged]
     if clean:
         remove_dead(output)
@@ -115,6 +136,7 @@ def _pack_remote(
     sources: Sequence[SplitSource],
     plans: Sequence[Sequence[_ShardPlan]],
     category_ids: CategoryIds,
+    format: PackFormat,
     progress: bool,
 ) -> list[SplitIndex]:
     """Write each shard twice: to know the digest that goes into its name, and to upload it under that name.
@@ -124,7 +146,7 @@ def _pack_remote(
     """
     there = storage.sizes(url)
     measured = _write_all(_measure, lambda job: (job[1],), plans, "reading", progress)
-    staged = _described(sources, [[one.shard for one in of_split] for of_split in measured], category_ids)
+    staged = _described(sources, [[one.shard for one in of_split] for of_split in measured], category_ids, format)
     missing = [
         [plan for plan in of_split if there.get(index["shards"][plan.number]) != sizes[plan.number].nbytes]
         for of_split, sizes, (_, index, _) in zip(plans, measured, staged, strict=True)
@@ -140,12 +162,15 @@ def _pack_remote(
 
 
 def _described(
-    sources: Sequence[SplitSource], written: Sequence[list[WrittenShard]], category_ids: CategoryIds
+    sources: Sequence[SplitSource],
+    written: Sequence[list[WrittenShard]],
+    category_ids: CategoryIds,
+    format: PackFormat,
 ) -> list[_Staged]:
     """What is to be published of each split; warns of what its images have."""
     _warn_of_turned([name for of_split in written for shard in of_split for name in shard.turned])
     return [
-        (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards), shards)
+        (*describe_pack(s.split, s.categories, s.annotated_category_ids, category_ids, shards, format), shards)
         for s, shards in zip(sources, written, strict=True)
     ]
 
@@ -168,16 +193,20 @@ def _folder(name: str) -> Path:
     return local.absolute()
 
 
-def _choose(source: Path, splits: str | None, annotations: str | None, images: str | None) -> list[SplitFiles]:
+def _choose(
+    source: Path, layout: Layout | None, splits: str | None, annotations: str | None, images: str | None
+) -> list[SplitFiles]:
     """The splits to pack, under the names they shall have in the pack."""
     pairs = [] if splits is None else [_pair(part) for part in splits.split(",")]
     if annotations is not None:
         if len(pairs) != 1:
             raise DatasetError("--annotations names one file: give the one name that it shall have with --splits")
-        return [SplitFiles(pairs[0][1], Path(annotations), Path(images).absolute() if images else source)]
+        if layout not in (None, "coco"):
+            raise DatasetError(f"--annotations names a COCO file: leave --layout {layout} out")
+        return [_named(source, pairs[0][1], annotations.split(","), images.split(",") if images else [str(source)])]
     if images is not None:
         raise DatasetError("--images goes with --annotations: name the annotation file too")
-    found = find_splits(source)
+    found = find_splits(source, layout)
     # Roboflow says valid; what trains from a pack, RF-DETR too, asks for val.
     pairs = pairs or [(name, "val" if name == "valid" and "val" not in found else name) for name in found]
     absent = [name for name, _ in pairs if name not in found]
@@ -186,7 +215,19 @@ def _choose(source: Path, splits: str | None, annotations: str | None, images: s
     names = [check_split(name) for _, name in pairs]
     if len(set(names)) != len(names):
         raise DatasetError(f"splits {splits!r}: two splits would have the same name in the pack")
-    return [SplitFiles(name, found[at].annotations, found[at].images) for at, name in pairs]
+    return [replace(found[at], split=name) for at, name in pairs]
+
+
+def _named(source: Path, split: str, annotations: list[str], images: list[str]) -> coco.SplitFiles:
+    """The split of COCO files that are named one by one."""
+    folders = images * len(annotations) if len(images) == 1 else images
+    if len(folders) != len(annotations):
+        raise DatasetError(
+            f"--images names {len(images)} folders for {len(annotations)} files of --annotations: name one for all, "
+            "or one for each"
+        )
+    first, *further = [(Path(file), Path(folder).absolute()) for file, folder in zip(annotations, folders, strict=True)]
+    return coco.SplitFiles(split, *first, tuple(further))
 
 
 def _pair(part: str) -> tuple[str, str]:
@@ -201,14 +242,21 @@ def _ordered(items: list[Item], shuffle_seed: int | None) -> list[Item]:
     return [items[i] for i in permutation(len(items), "rfstream.pack", shuffle_seed)]
 
 
-def _plan(items: Sequence[Item], max_shard_bytes: int) -> list[_ShardPlan]:
-    """Cut the samples into shards; a shard ends with the sample that reaches ``max_shard_bytes``."""
+def _convention(split: SplitSource, format: PackFormat) -> Convention | None:
+    """How the samples of ``split`` become rows, if they do."""
+    if format == "tar":
+        return None
+    return Convention.of(split.categories, (item.sidecar for item in split.items))
+
+
+def _plan(items: Sequence[Item], max_shard_bytes: int, convention: Convention | None) -> list[_ShardPlan]:
+    """Cut the samples into shards, alike in any format; one ends with the sample that reaches ``max_shard_bytes``."""
     plans: list[_ShardPlan] = []
     first, nbytes = 0, 0
     for row, item in enumerate(items):
         nbytes += item.tar_bytes
         if nbytes >= max_shard_bytes or row == len(items) - 1:
-            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1])))
+            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1]), convention))
             first, nbytes = row + 1, 0
     return plans
 
@@ -269,7 +317,10 @@ def _run(
 
 def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     """The task. Each attempt writes a file of its own, so a retry never meets what a lost worker still writes."""
-    return write_shard(Path(folder) / f"{uuid.uuid4().hex}.tar", plan.number, plan.first, plan.items)
+    path = Path(folder) / uuid.uuid4().hex
+    if plan.convention is None:
+        return write_shard(path.with_suffix(".tar"), plan.number, plan.first, plan.items)
+    return write_parquet_shard(path.with_suffix(".parquet"), plan.number, plan.first, plan.items, plan.convention)
 
 
 def _measure(plan: _ShardPlan) -> _Measured:
@@ -305,7 +356,8 @@ def _result(ref: Any, plan: _ShardPlan) -> Any:
 def index_pack(path: str, split: str) -> SplitIndex:
     """Write the sample and fragment tables of a packed split that has none, such as one that RF-DETR packed.
 
-    Only the headers and the JSON members of the shards are read. The tables appear whole or not at all.
+    Of tar shards only the headers and the JSON members are read; Parquet shards are read through. The tables appear
+    whole or not at all.
 
     Args:
         path: folder or fsspec URL of the pack.
@@ -318,9 +370,11 @@ def index_pack(path: str, split: str) -> SplitIndex:
         DatasetError: if index or shards are damaged, or contradict each other.
     """
     index = read_index(path, split)
+    if index.columns is not None:
+        raise DatasetError(f"{path}: split {split!r} is Parquet that rfstream did not write; {index.reindex}")
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        shards = list(pool.map(lambda i: scan_shard(index.shard_url(i), i), range(len(index.shards))))
-    counts = [len(shard) for shard in shards]
+        shards = list(pool.map(lambda i: scan(index, i), range(len(index.shards))))
+    counts = [len(samples) for samples, _ in shards]
     expected = list(index.samples_per_shard) or counts
     wrong = next((i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b), None)
     if wrong is not None:

@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from rfstream.dataset import storage, tables
-from rfstream.dataset.index import INDEX_VERSION, CategoryIds, SplitIndex, index_name, read_index, shard_name
+from rfstream.dataset.index import (
+    INDEX_VERSION,
+    CategoryIds,
+    PackFormat,
+    SplitIndex,
+    index_name,
+    read_index,
+    shard_name,
+)
 from rfstream.dataset.shards import WrittenShard
 from rfstream.errors import DatasetError
 
@@ -97,6 +105,7 @@ def describe_pack(
     annotated: Sequence[int],
     category_ids: CategoryIds,
     shards: Sequence[WrittenShard],
+    format: PackFormat = "tar",
 ) -> tuple[str, dict[str, Any]]:
     """Generation token and index document of a pack, both as RF-DETR's packer makes them.
 
@@ -113,7 +122,7 @@ def describe_pack(
     }
     content = json.dumps({"index": about, "digests": [shard.digest for shard in shards]}, sort_keys=True)
     generation = hashlib.sha256(content.encode()).hexdigest()[:8]
-    names = [shard_name(split, generation, number) for number in range(len(shards))]
+    names = [shard_name(split, generation, number, format) for number in range(len(shards))]
     return generation, {"version": INDEX_VERSION, "split": split, "shards": names} | about
 
 
@@ -127,7 +136,8 @@ def publish(
     """
     split: str = index["split"]
     with _os_errors(destination):
-        names = tables.write_tables(str(folder), split, generation, [shard.samples for shard in shards])
+        told = [(shard.samples, shard.fragments) for shard in shards]
+        names = tables.write_tables(str(folder), split, generation, told)
         staged_index = folder / index_name(split)
         with storage.replacing(str(staged_index)) as file:
             file.write(json.dumps(index).encode())
@@ -152,7 +162,7 @@ def publish_remote(url: str, generation: str, index: dict[str, Any], shards: Seq
         DatasetError: if a file can't be written; the former pack then stays the current one.
     """
     split: str = index["split"]
-    tables.write_tables(url, split, generation, [shard.samples for shard in shards])
+    tables.write_tables(url, split, generation, [(shard.samples, shard.fragments) for shard in shards])
     with storage.replacing(storage.join(url, index_name(split))) as file:
         file.write(json.dumps(index).encode())
     return read_index(url, split)
@@ -186,14 +196,16 @@ def remove_dead(path: str) -> list[str]:
 
 def _of(split: str) -> re.Pattern[str]:
     """The names that files of a generation of ``split`` have."""
-    return re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.tar|\.samples\.parquet|\.fragments\.parquet)")
+    return re.compile(re.escape(split) + r"-[0-9a-f]{8}(-\d{6}\.(tar|parquet)|\.(samples|fragments)\.parquet)")
 
 
 def _owned(destination: Path, split: str) -> set[str]:
     """Files of the split's generations: what the current index lists, and what a killed run may have moved in."""
     listed: set[str] = set()
     with suppress(DatasetError):
-        listed = {name for name in read_index(str(destination), split).shards if name.startswith(f"{split}-")}
+        index = read_index(str(destination), split)
+        if index.columns is None:  # or the files are others' and stay
+            listed = {name for name in index.shards if name.startswith(f"{split}-")}
     return {entry.name for entry in destination.iterdir() if entry.name in listed or _of(split).fullmatch(entry.name)}
 
 

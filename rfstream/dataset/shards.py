@@ -39,12 +39,17 @@ class Item:
     @property
     def tar_bytes(self) -> int:
         """What the sample takes up in a tar: two headers and two padded payloads."""
-        return 2 * tables.BLOCK + tables.padded(self.size) + tables.padded(len(self.sidecar))
+        return self.tar_end + tables.padded(len(self.sidecar)) - len(self.sidecar)
+
+    @property
+    def tar_end(self) -> int:
+        """The same without what pads its last payload."""
+        return 2 * tables.BLOCK + tables.padded(self.size) + len(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """A shard in the staging folder: its file there, the SHA-256 of its bytes in hex, and its sample rows.
+    """A shard in the staging folder: its file there, the SHA-256 of its bytes in hex, its sample rows and fragments.
 
     ``turned`` are the image files whose annotations are for the image as EXIF says to show it.
     """
@@ -52,6 +57,7 @@ class WrittenShard:
     file: str
     digest: str
     samples: pa.Table
+    fragments: pa.Table
     turned: tuple[str, ...] = ()
 
 
@@ -69,21 +75,32 @@ def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> W
         with path.open("wb") as file:
             with tarfile.open(fileobj=file, mode="w") as tar:
                 for row, item in enumerate(items, start=first):
-                    key, image = f"{row:08d}", _read_image(item)
+                    key, image = f"{row:08d}", read_image(item)
                     image_offset = _add(tar, f"{key}.{item.ext}", image)
                     json_offset = _add(tar, f"{key}.json", item.sidecar)
                     where = (image_offset, item.size, json_offset, len(item.sidecar))
                     if is_of_turned_frame(image, item.width, item.height):
                         turned.append(item.image)
-                    crowds = _crowds(json.loads(item.sidecar)["annotations"])
+                    crowds = crowds_of(json.loads(item.sidecar)["annotations"])
                     rows.append((number, key, item.ext, *where, item.width, item.height, item.objects, crowds))
             file.flush()
             os.fsync(file.fileno())
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(path)
     except OSError as error:
         raise DatasetError(f"{path}: the shard can't be written ({storage.describe(error)})") from error
-    return WrittenShard(path.name, digest, sample_table(rows), tuple(turned))
+    samples = sample_table(rows)
+    return WrittenShard(path.name, digest, samples, tar_fragments(number, samples), tuple(turned))
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tar_fragments(number: int, samples: pa.Table) -> pa.Table:
+    """Fragments of the tar shard ``number`` with those sample rows."""
+    return tables.fragments_of(number, *tables.extents(samples))
 
 
 def scan_shard(url: str, number: int) -> pa.Table:
@@ -132,29 +149,39 @@ def _sample_row(where: str, tar: tarfile.TarFile, key: str, members: list[tarfil
         kind = "JSON" if ext else f"image ({', '.join(IMAGE_EXTENSIONS)})"
         raise DatasetError(f"{where}: has no {kind} member, only {sorted(by_ext)}; pack it again")
     image, sidecar = by_ext[ext], by_ext["json"]
+    if sidecar.size > tables.MAX_SIDECAR:
+        raise DatasetError(
+            f"{where}: its JSON member has {sidecar.size:,} bytes and one image's annotations may take "
+            f"{tables.MAX_SIDECAR:,}; pack it again, with simpler outlines"
+        )
     payload = tar.extractfile(sidecar)
     try:
         annotations = json.loads(payload.read() if payload else b"")["annotations"]
-        objects, crowds = len(annotations), _crowds(annotations)
+        objects, crowds = len(annotations), crowds_of(annotations)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DatasetError(f"{where}: its JSON has no list of annotations ({storage.describe(error)})") from None
     where_it_lies = (image.offset_data, image.size, sidecar.offset_data, sidecar.size)
     return (key, ext, *where_it_lies, None, None, objects, crowds)
 
 
-def _crowds(annotations: Sequence[Mapping[str, Any]]) -> str | None:
+def crowds_of(annotations: Sequence[Mapping[str, Any]]) -> str | None:
     """The annotations that mark a crowd as JSON, or None."""
     crowds = [annotation for annotation in annotations if annotation.get("iscrowd")]
     return json.dumps(crowds) if crowds else None
 
 
-def sample_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
-    """A table of ``tables.SAMPLES`` from rows in the order of its columns."""
+def sample_table(rows: Sequence[tuple[object, ...]], schema: pa.Schema = tables.SAMPLES) -> pa.Table:
+    """A table of ``schema`` from rows in the order of its columns."""
     columns = list(zip(*rows, strict=True))
-    return pa.table([pa.array(c, field.type) for c, field in zip(columns, tables.SAMPLES, strict=True)], tables.SAMPLES)
+    return pa.table([pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)], schema)
 
 
-def _read_image(item: Item) -> bytes:
+def read_image(item: Item) -> bytes:
+    """The bytes of the item's image file.
+
+    Raises:
+        DatasetError: if it can't be read, or changed since the pack was planned.
+    """
     try:
         data = Path(item.image).read_bytes()
     except OSError as error:

@@ -33,6 +33,8 @@ IN_FLIGHT = 8
 """Range requests under way at once, of one call."""
 _SHORT_TRIES = 3
 """An answer that is short as often as this is taken for all that there is."""
+MAX_GAP = 64 * 1024
+"""Ranges of a file this near are one read, bytes: on a remote store a request costs more than what lies between."""
 _BUFFER = 1024 * 1024
 """What a file opened at a URL reads at once, bytes."""
 _SLOWEST = 1_000_000
@@ -132,6 +134,18 @@ def read_json(url: str) -> Any:
         raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
 
 
+def read_text(url: str) -> str:
+    """The text in UTF-8 at ``url``, without the byte order mark that some editors write.
+
+    Raises:
+        DatasetError: if it can't be read or is no such text.
+    """
+    try:
+        return read_bytes(url).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{url}: not a text file in UTF-8 ({describe(error)}); correct or replace it") from None
+
+
 def read_range(url: str, begin: int, end: int, deadline_s: float = DEADLINE_S) -> bytes:
     """Bytes ``begin <= b < end`` of the file at ``url``; shorter at its end.
 
@@ -170,13 +184,23 @@ def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]], deadline_
     Raises:
         DatasetError: if one can't be read.
     """
-    if len(urls) < 2:
-        return [read_range(url, span[0], span[1], deadline_s) for url, span in zip(urls, spans, strict=True)]
-    pool = ThreadPoolExecutor(min(IN_FLIGHT, len(urls)))
-    try:
-        return list(pool.map(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    return _at_once(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans)
+
+
+def read_near(
+    url: str, spans: Sequence[tuple[int, int]], deadline_s: float = DEADLINE_S
+) -> list[tuple[int, memoryview]]:
+    """What lies in ``spans`` of one file, as offsets and bytes; near ones together.
+
+    ``deadline_s`` is each range's own.
+
+    Raises:
+        DatasetError: if it can't be read.
+    """
+    starts, ends = ([span[i] for span in spans] for i in (0, 1))
+    _, starts, ends = fsspec.utils.merge_offset_ranges([url] * len(spans), starts, ends, max_gap=MAX_GAP)
+    data = read_ranges([url] * len(starts), list(zip(starts, ends, strict=True)), deadline_s)
+    return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
 
 
 def open_binary(url: str, deadline_s: float = DEADLINE_S) -> IO[bytes]:
@@ -205,6 +229,11 @@ def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:
     if size is None:
         raise DatasetError(f"{url}: can't be read (the storage does not say how long the file is)")
     return size
+
+
+def sizes_of(urls: Sequence[str], deadline_s: float = DEADLINE_S) -> list[int]:
+    """:func:`size_of` each URL, several requests at once; ``deadline_s`` is each one's own."""
+    return _at_once(lambda url: size_of(url, deadline_s), urls)
 
 
 def sizes(folder: str) -> dict[str, int]:
@@ -319,6 +348,17 @@ def _replacing_local(local: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _at_once(work: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+    """``work`` of each entry of the lists, several at once; the first error ends all."""
+    if len(arguments[0]) < 2:
+        return list(map(work, *arguments))
+    pool = ThreadPoolExecutor(min(IN_FLIGHT, len(arguments[0])))
+    try:
+        return list(pool.map(work, *arguments))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _remote(url: str, what: str, deadline_s: float, method: str, **arguments: Any) -> Any:

@@ -18,6 +18,7 @@ from rfstream.plan.order import Fragments
 
 BLOCK = 512  # a tar file is a sequence of blocks of this many bytes
 FRAGMENT_BYTES = 8 * 1024 * 1024
+MAX_SIDECAR = 64 * 1024 * 1024  # bytes of the JSON beside an image: as objects it takes ten times as much memory
 
 SAMPLES = pa.schema(
     [
@@ -35,6 +36,10 @@ SAMPLES = pa.schema(
     ]
 )
 PLACE = ("image_offset", "image_size", "json_offset", "json_size")  # the columns that say where a sample lies
+PARQUET_SAMPLES = pa.schema([field for field in SAMPLES if not field.name.startswith("json_")])
+"""The same of a Parquet pack: annotations lie in columns, and an image's bytes in a page that is as plain as a tar."""
+FOREIGN_SAMPLES = pa.schema([field for field in PARQUET_SAMPLES if not field.name.startswith("image_")])
+"""The same of Parquet that others wrote: an image is found by its row group."""
 STATED = ("width", "height")  # what the dataset's annotations say of the image
 FRAGMENTS = pa.schema(
     [
@@ -71,14 +76,16 @@ def extents(samples: pa.Table) -> tuple[IntArray, IntArray]:
     return np.minimum(image, sidecar) - BLOCK, np.maximum(image + image_size, sidecar + sidecar_size)
 
 
-def fragments_of(shard: int, first: int, samples: pa.Table) -> pa.Table:
-    """Cut one shard, whose first sample has row ``first``, where its samples cross a multiple of 8 MiB."""
-    start, end = extents(samples)
+def fragments_of(shard: int, start: IntArray, end: IntArray) -> pa.Table:
+    """Cut one shard where its samples, at ``extents`` ``start`` to ``end``, cross a multiple of 8 MiB.
+
+    ``first`` is counted from the shard's first sample.
+    """
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(start // FRAGMENT_BYTES)) + 1, [len(start)]])
     at, count = cuts[:-1], np.diff(cuts)
     columns = {
         "shard": np.full(len(at), shard, dtype=np.int32),
-        "first": first + at,
+        "first": at,
         "samples": count,
         "offset": start[at],
         "nbytes": end[at + count - 1] - start[at],
@@ -86,20 +93,29 @@ def fragments_of(shard: int, first: int, samples: pa.Table) -> pa.Table:
     return pa.table(columns, schema=FRAGMENTS)
 
 
-def write_tables(folder: str, split: str, generation: str, shards: Sequence[pa.Table]) -> list[str]:
-    """Write both tables of a split from the sample tables of its shards; returns their file names.
+def write_tables(folder: str, split: str, generation: str, shards: Sequence[tuple[pa.Table, pa.Table]]) -> list[str]:
+    """Write both tables of a split from the samples and fragments of each shard; returns their file names.
 
     The samples have one row group a shard, so that a reader takes only the shards it needs.
     """
     names = table_names(split, generation)
-    with storage.replacing(storage.join(folder, names[0])) as file, pq.ParquetWriter(file, SAMPLES) as writer:
-        for table in shards:
-            writer.write_table(table, row_group_size=max(1, len(table)))
-    rows = np.concatenate([[0], np.cumsum([len(table) for table in shards])]).tolist()
-    fragments = [fragments_of(i, rows[i], table) for i, table in enumerate(shards)]
+    schema = shards[0][0].schema
+    with storage.replacing(storage.join(folder, names[0])) as file, pq.ParquetWriter(file, schema) as writer:
+        for samples, _ in shards:
+            writer.write_table(samples, row_group_size=max(1, len(samples)))
     with storage.replacing(storage.join(folder, names[1])) as file:
-        pq.write_table(pa.concat_tables(fragments), file)
+        pq.write_table(join_fragments(shards), file)
     return names
+
+
+def join_fragments(shards: Sequence[tuple[pa.Table, pa.Table]]) -> pa.Table:
+    """The fragments of a split from the samples and fragments of each shard: ``first`` is counted through."""
+    first, joined = 0, []
+    for samples, fragments in shards:
+        rows = pa.array(fragments["first"].to_numpy() + first)
+        joined.append(fragments.set_column(1, FRAGMENTS.field("first"), rows))
+        first += len(samples)
+    return pa.concat_tables(joined)
 
 
 def read_fragments(url: str, num_samples: int, reindex: str, deadline_s: float = DEADLINE_S) -> Fragments:

@@ -62,7 +62,7 @@ def position_of(
             f"at the same count of samples in this stream, set stream.allow_mismatch=[{', '.join(refused)}]"
         )
     if "window_samples" in differing:
-        samples = _next_shared(samples, saved["window_samples"], windows)
+        samples = _next_shared(samples, saved.get("window_samples"), windows)
     step = windows.world_size * windows.batch_size
     if samples > windows.positions:
         raise StateError(f"the saved data position ({samples} samples) lies past the epoch's {windows.positions}")

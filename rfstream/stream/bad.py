@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import UnidentifiedImageError
 
-from rfstream.dataset.tar import EncodedSample
+from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import SampleError
 
 

@@ -19,7 +19,7 @@ import PIL.Image
 
 from rfstream.config import MAX_PIXELS, CpuTransform, Exif
 from rfstream.dataset.exif import stored_orientation, upright
-from rfstream.dataset.tar import EncodedSample
+from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint

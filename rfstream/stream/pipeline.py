@@ -20,6 +20,7 @@ from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
+from rfstream.stream.backpressure import bound_waiting_batches
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
@@ -38,6 +39,8 @@ BUFFERED_BLOCKS = 8
 """Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer
 leave actors idle."""
 TASKS_IN_FLIGHT = 4
+WAITING_PER_ACTOR = 8
+"""Decoded batches for each actor that may wait to be taken before no more tasks begin."""
 READS_PER_NODE = 2
 PREFETCHED = 2
 """Batches that a rank holds ready: one being consumed, one behind it."""
@@ -56,14 +59,16 @@ class Pipeline:
     def fused(self) -> bool:
         """Whether reading happens inside the decode actors."""
         assembly = self.config.stream.assembly
-        return local_path(self.index.path) is not None if assembly == "auto" else assembly == "fused"
+        if assembly != "auto":
+            return assembly == "fused"
+        # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
+        return local_path(self.index.shards_at) is not None and self.index.columns is None
 
     @property
     def reader(self) -> ReaderSpec:
         """Which pack the tasks read."""
-        index, cache = self.index, self.config.data.cache
-        kept = None if cache is None else ShardCache(cache.folder, int(cache.bytes))
-        return ReaderSpec(index.path, index.split, index.digest, index.deadline_s, kept)
+        cache = self.config.data.cache
+        return ReaderSpec.of(self.index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -95,10 +100,10 @@ class Pipeline:
                 self.decode,
                 self.substitutes,
             )
-            return self._read(functions, compute=pool, num_cpus=1)
+            return self._read(functions, largest, compute=pool, num_cpus=1)
         functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None, None)
         nodes = sum(node["Alive"] for node in ray.nodes())
-        encoded = self._read(functions, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
+        encoded = self._read(functions, largest, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
             fn_constructor_args=(self.decode, self.substitutes),
@@ -114,14 +119,21 @@ class Pipeline:
         functions = partial(evaluation_functions, batches, rank, world_size, BATCHES_PER_TASK, self.reader, self.decode)
         share = -(-self.config.decode.actors[1] // world_size)
         at_once = min(share, -(-len(batches) // BATCHES_PER_TASK))
-        return self._read(functions, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
+        return self._read(functions, at_once, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
 
-    def _read(self, functions: Any, **options: Any) -> Dataset:
-        """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context."""
+    def batches_per_block(self) -> int:
+        """Batches of a shuffle block, or one more."""
+        return -(-self.plan.windows.batches // self.plan.order(0).blocks)
+
+    def _read(self, functions: Any, decoders: int, **options: Any) -> Dataset:
+        """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context, and as many
+        batches waiting as ``decoders`` at work call for."""
         count = sum(1 for _ in functions())
         # As many blocks as tasks, or Ray inserts a step that splits them.
         dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
         _configure(dataset.context, self.config.decode.label_selector)
+        # The next block is read while one waits.
+        bound_waiting_batches(dataset.context, decoders * WAITING_PER_ACTOR, encoded=self.batches_per_block())
         return dataset
 
 
@@ -134,11 +146,20 @@ def build_pipeline(
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
     stream = config.stream
-    index = read_index(config.data.path, config.data.splits.get(split, split), stream.deadline_s)
+    index = packed_split(config, config.data.splits.get(split, split))
     grad_accum = stream.accumulation(world_size)
     windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
     plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
     return Pipeline(config, index, plan, decode or _detection(config, index, training=training))
+
+
+def packed_split(config: Config, split: str) -> SplitIndex:
+    """The index of the pack's ``split``, as ``config`` says where it is and how long to wait.
+
+    Raises:
+        DatasetError: see :func:`rfstream.dataset.index.read_index`.
+    """
+    return read_index(config.data.path, split, config.data.shards, config.stream.deadline_s)
 
 
 def label_space(config: Config, index: SplitIndex) -> SplitIndex:
@@ -150,7 +171,7 @@ def label_space(config: Config, index: SplitIndex) -> SplitIndex:
     train = config.data.splits.get("train", "train")
     if index.split == train or not has_split(config.data.path, train, config.stream.deadline_s):
         return index
-    space = read_index(config.data.path, train, config.stream.deadline_s)
+    space = packed_split(config, train)
     if space.category_ids != index.category_ids:
         raise DatasetError(
             f"{config.data.path}: split {train} was packed with category_ids={space.category_ids} and split "

@@ -13,8 +13,11 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from rfstream.dataset.cache import ShardCache
+from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.parquet import ParquetReader
+from rfstream.dataset.reader import EncodedSample, SampleReader
 from rfstream.dataset.retry import DEADLINE_S
-from rfstream.dataset.tar import EncodedSample, TarReader
+from rfstream.dataset.tar import TarReader
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
@@ -29,14 +32,23 @@ class ReaderSpec:
     path: str
     split: str
     digest: str
+    format: PackFormat = "tar"
+    shards_at: str | None = None
     deadline_s: float = DEADLINE_S
     cache: ShardCache | None = None
 
+    @staticmethod
+    def of(index: SplitIndex, cache: ShardCache | None = None) -> ReaderSpec:
+        """The spec of a packed split, whose remote shards are kept in ``cache``."""
+        where = (index.path, index.split, index.digest, index.format, index.shards_at)
+        return ReaderSpec(*where, index.deadline_s, cache)
+
 
 @lru_cache(maxsize=8)
-def reader_of(spec: ReaderSpec) -> TarReader:
+def reader_of(spec: ReaderSpec) -> SampleReader:
     """This process's reader for ``spec``."""
-    return TarReader(spec.path, spec.split, spec.digest, spec.deadline_s, spec.cache)
+    reader = ParquetReader if spec.format == "parquet" else TarReader
+    return reader(spec.path, spec.split, spec.digest, spec.shards_at, spec.deadline_s, spec.cache)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rfstream.dataset import storage
-from rfstream.dataset.coco import find_splits
-from rfstream.dataset.index import IMAGE_EXTENSIONS, check_inside
+from rfstream.dataset import coco, storage
+from rfstream.dataset.document import PICTURES
+from rfstream.dataset.index import check_inside
+from rfstream.dataset.layouts import SplitFiles, find_splits, layouts_of, read_document
 from rfstream.errors import DatasetError
 from rfstream.tools.check_document import check_document, sections, stated_size
 from rfstream.tools.check_images import Encoded, check_images, read_span
@@ -22,8 +23,8 @@ from rfstream.tools.check_pack import open_split
 from rfstream.tools.check_traits import SEVERITIES, Finding, Severity, Trait, collect
 
 _INDEX = "-index.json"
+_SHARDS = ("*.tar", f"*-{'[0-9]' * 6}.parquet")
 _PROBED = 20  # images looked for to tell which folder is theirs
-_PICTURES = {f".{ext}" for ext in (*IMAGE_EXTENSIONS, "gif", "tif", "tiff")}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def check(path: str, *, images: bool = True, progress: bool = True) -> Report:
     Nothing is changed, nothing is sent anywhere, and no file, however damaged, ends the check.
 
     Args:
-        path: local folder of a COCO or Roboflow dataset or of a pack; or a COCO file; or the index of a packed split.
+        path: local folder of a COCO, YOLO or VOC dataset or of a pack; or a COCO file; or the index of a packed split.
         images: decode every image too.
         progress: show a progress bar on standard error.
 
@@ -98,21 +99,26 @@ def _subjects(path: Path) -> Iterator[_Subject]:
         if path.name.endswith(_INDEX):
             yield _packed(path.parent, path.name.removesuffix(_INDEX))
         else:
-            yield from _documents([(path, _folders(path))])
+            yield from _together([_document(path, _folders(path))])
         return
     indexes = sorted(path.glob(f"*{_INDEX}"))
     if indexes:
         yield from _pack(path, [index.name.removesuffix(_INDEX) for index in indexes])
         return
-    try:
-        found = find_splits(path)
-    except DatasetError as error:
+    layouts = layouts_of(path)
+    if not layouts:
         loose = [file for pattern in ("*.json", "annotations/*.json") for file in sorted(path.glob(pattern))]
-        odd = [("unknown-layout", str(file)) for file in loose] or [("nothing-found", str(error))]
+        nothing = f"{path}: no layout that packing finds, and no JSON file"
+        odd = [("unknown-layout", str(file)) for file in loose] or [("nothing-found", nothing)]
         yield _Subject(str(path), 0, [], odd, [])
-        yield from _documents([(file, _folders(file)) for file in loose])
-    else:
-        yield from _documents([(files.annotations, [files.images]) for files in found.values()])
+        yield from _together([_document(file, _folders(file)) for file in loose])
+    for layout in layouts:
+        try:
+            found = find_splits(path, layout)
+        except DatasetError as error:
+            yield _Subject(f"{path} ({layout})", 0, [], [("unreadable-labels", str(error))], [])
+        else:
+            yield from _together([_split(f"{path} ({layout} {split})", files) for split, files in found.items()])
 
 
 def _folders(file: Path) -> list[Path]:
@@ -122,12 +128,11 @@ def _folders(file: Path) -> list[Path]:
     return [file.parent, root / split, root / "images" / split, root / "images", root]
 
 
-def _documents(files: Sequence[tuple[Path, Sequence[Path]]]) -> Iterator[_Subject]:
-    """A part for each annotation file, given with the folders that its images may be in."""
-    subjects = [_document(file, folders) for file, folders in files]
-    listed = {Path(image.place) for _, images in subjects for image in images}
+def _together(parts: Sequence[tuple[_Subject, list[Encoded]]]) -> Iterator[_Subject]:
+    """Parts that may share image folders, given with the images of each that are there."""
+    listed = {Path(image.place) for _, images in parts for image in images}
     seen: set[Path] = set()
-    for subject, images in subjects:
+    for subject, images in parts:
         own = {Path(image.place).parent for image in images} - seen
         seen |= own
         for folder in sorted(own):
@@ -136,16 +141,34 @@ def _documents(files: Sequence[tuple[Path, Sequence[Path]]]) -> Iterator[_Subjec
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in _PICTURES and file.is_file())
+    return sorted(
+        file for file in folder.iterdir() if file.suffix.lower().removeprefix(".") in PICTURES and file.is_file()
+    )
+
+
+def _split(name: str, files: SplitFiles) -> tuple[_Subject, list[Encoded]]:
+    """A split of a folder, as a part named ``name`` where it has no file of its own."""
+    if isinstance(files, coco.SplitFiles):
+        return _document(files.annotations, [files.images])
+    try:
+        read = read_document(files)
+    except DatasetError as error:
+        return _Subject(name, 0, [], [("unreadable-labels", str(error))], []), []
+    document = {"images": read.images, "annotations": read.annotations, "categories": read.categories}
+    return _described(name, document, [read.folder])
 
 
 def _document(file: Path, folders: Sequence[Path]) -> tuple[_Subject, list[Encoded]]:
-    """A part, and the images of its that are there, whatever they hold."""
-    name = str(file)
+    """A COCO file, given with the folders that its images may be in."""
     try:
-        document = storage.read_json(name)
+        document = storage.read_json(str(file))
     except DatasetError as error:
-        return _Subject(name, 0, [], [("unreadable-json", str(error))], []), []
+        return _Subject(str(file), 0, [], [("unreadable-json", str(error))], []), []
+    return _described(str(file), document, folders)
+
+
+def _described(name: str, document: object, folders: Sequence[Path]) -> tuple[_Subject, list[Encoded]]:
+    """A part, and the images of its that are there, whatever they hold."""
     found = sections(document)
     entries = found[0] if found else []
     subject = _Subject(name, len(entries), check_document(name, document), [], [])
@@ -192,7 +215,8 @@ def _pack(folder: Path, splits: Sequence[str]) -> Iterator[_Subject]:
     for split in splits:
         subject = _packed(folder, split, listed)
         if split == splits[-1]:
-            unlisted = sorted(file.name for file in folder.glob("*.tar") if file.name not in listed)
+            shards = [file.name for pattern in _SHARDS for file in folder.glob(pattern)]
+            unlisted = sorted(name for name in shards if name not in listed)
             subject.findings += [("unlisted-shard", name) for name in unlisted]
         yield subject
 

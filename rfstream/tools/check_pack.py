@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +16,15 @@ import pyarrow.parquet as pq
 from rfstream.dataset import tables
 from rfstream.dataset.index import SplitIndex, read_index, shard_name
 from rfstream.dataset.publish import describe_pack
-from rfstream.dataset.shards import WrittenShard, scan_shard
+from rfstream.dataset.scan import scan, sidecars
+from rfstream.dataset.shards import WrittenShard, sha256
 from rfstream.errors import DatasetError
 from rfstream.stream.targets import parse_sidecar
 from rfstream.tools.check_document import stated_size
 from rfstream.tools.check_images import Encoded, read_span
 from rfstream.tools.check_traits import Finding
 
-_SCANNED = [name for name in tables.SAMPLES.names if name not in ("width", "height")]  # what shards themselves tell
+_Scanned = tuple[pa.Table, pa.Table]  # samples and fragments of a shard, as it tells itself
 
 
 @dataclass
@@ -45,9 +45,11 @@ def open_split(folder: Path, split: str) -> PackedSplit:
         index = read_index(str(folder), split)
     except DatasetError as error:
         return PackedSplit([("bad-index", str(error))])
+    if index.columns is not None:
+        raise DatasetError(f"{folder}: split {split!r} is Parquet that rfstream did not write, which is not checked")
     found = PackedSplit(shards=index.shards)
     scanned = [_scan(index, number, found.findings) for number in range(len(index.shards))]
-    whole = [table for table in scanned if table is not None]
+    whole = [shard for shard in scanned if shard is not None]
     if len(whole) == len(scanned):
         found.findings += _counts(index, whole)
         found.findings += _token(index, whole)
@@ -55,30 +57,31 @@ def open_split(folder: Path, split: str) -> PackedSplit:
     sizes = _sizes(index)
     found.document = {"images": [], "annotations": [], "categories": list(index.categories)}
     keys: set[str] = set()
-    for table in whole:
-        for row in table.to_pylist():
+    for samples, _ in whole:
+        rows = samples.to_pylist()
+        for row, data in zip(rows, sidecars(index, rows[0]["shard"], samples), strict=True):
             if row["key"] in keys:
                 found.findings.append(("duplicate-key", f"{index.shards[row['shard']]} {row['key']}"))
             keys.add(row["key"])
-            _add_sample(found, found.document, index, row, sizes.get(row["key"], {}))
+            _add_sample(found, found.document, index, row, data, sizes.get(row["key"], {}))
     return found
 
 
-def _scan(index: SplitIndex, number: int, findings: list[Finding]) -> pa.Table | None:
-    """The sample rows of a shard, or None and a finding."""
+def _scan(index: SplitIndex, number: int, findings: list[Finding]) -> _Scanned | None:
+    """What a shard tells, or None and a finding."""
     url = index.shard_url(number)
     if not Path(url).is_file():
         findings.append(("missing-shard", index.shards[number]))
         return None
     try:
-        return scan_shard(url, number)
+        return scan(index, number)
     except DatasetError as error:
         findings.append(("damaged-shard", str(error).replace(url, index.shards[number])))
         return None
 
 
-def _counts(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]:
-    counts = [len(table) for table in scanned]
+def _counts(index: SplitIndex, scanned: Sequence[_Scanned]) -> Iterator[Finding]:
+    counts = [len(samples) for samples, _ in scanned]
     for name, count, expected in zip(index.shards, counts, index.samples_per_shard or counts, strict=True):
         if count != expected:
             yield "wrong-sample-count", f"{name} holds {count} samples, the index says {expected}"
@@ -86,26 +89,21 @@ def _counts(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]
         yield "wrong-sample-count", f"{sum(counts)} samples in all shards, the index says {index.num_samples}"
 
 
-def _token(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]:
+def _token(index: SplitIndex, scanned: Sequence[_Scanned]) -> Iterator[Finding]:
     """Whether the token in the names of the shards, where they have one, is that of the content."""
-    if index.shards[0] != shard_name(index.split, index.generation, 0):
+    if index.shards[0] != shard_name(index.split, index.generation, 0, index.format):
         return
     written = [
-        WrittenShard(name, _sha256(Path(index.path) / name), table)
-        for name, table in zip(index.shards, scanned, strict=True)
+        WrittenShard(name, sha256(Path(index.path) / name), *shard)
+        for name, shard in zip(index.shards, scanned, strict=True)
     ]
     about = (index.split, index.categories, index.annotated_category_ids, index.category_ids)
-    token, _ = describe_pack(*about, written)
+    token, _ = describe_pack(*about, written, index.format)
     if token != index.generation:
         yield "changed-content", f"the content's token is {token}, the names have {index.generation}"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _tables(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]:
+def _tables(index: SplitIndex, scanned: Sequence[_Scanned]) -> Iterator[Finding]:
     """Whether both tables say what the shards do."""
     try:
         url = index.table_url("samples")
@@ -114,13 +112,12 @@ def _tables(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]
         yield "missing-table", str(error)
         return
     try:
-        stored = tables.conform(pq.read_table(url), tables.SAMPLES)
-        if not stored.select(_SCANNED).equals(pa.concat_tables(scanned).select(_SCANNED)):
+        told = pa.concat_tables(samples for samples, _ in scanned).drop(list(tables.STATED))  # no tar tells those
+        if not tables.conform(pq.read_table(url), told.schema).equals(told):
             yield "wrong-table", f"{Path(url).name} does not say where the samples of the shards lie"
     except (OSError, pa.ArrowException) as error:
         yield "wrong-table", f"{Path(url).name}: {error}"
-    starts = np.concatenate([[0], np.cumsum([len(table) for table in scanned])]).tolist()
-    expected = pa.concat_tables([tables.fragments_of(i, starts[i], table) for i, table in enumerate(scanned)])
+    expected = tables.join_fragments(scanned)
     try:
         fragments = index.fragments()
     except DatasetError as error:
@@ -134,10 +131,11 @@ def _tables(index: SplitIndex, scanned: Sequence[pa.Table]) -> Iterator[Finding]
 def _sizes(index: SplitIndex) -> dict[str, dict[str, int | None]]:
     """Width and height of each sample by key, as the annotations stated them when they were packed."""
     try:
-        table = tables.conform(pq.read_table(index.table_url("samples")), tables.SAMPLES)
+        schema = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.STATED)])
+        table = tables.conform(pq.read_table(index.table_url("samples")), schema)
     except (DatasetError, OSError, pa.ArrowException):
         return {}  # reported with the structure
-    return {row.pop("key"): row for row in table.select(["key", "width", "height"]).to_pylist()}
+    return {row.pop("key"): row for row in table.to_pylist()}
 
 
 def _add_sample(
@@ -145,11 +143,11 @@ def _add_sample(
     document: dict[str, list[dict[str, Any]]],
     index: SplitIndex,
     row: dict[str, Any],
+    data: bytes,
     size: dict[str, int | None],
 ) -> None:
     shard, path = index.shards[row["shard"]], index.shard_url(row["shard"])
     place = f"{shard} {row['key']}"
-    data = read_span(path, row["json_offset"], row["json_size"])
     try:
         _, name, annotations = parse_sidecar(data)
     except ValueError as error:

@@ -67,6 +67,9 @@ KINDS = {
     # The file
     "nothing-found": Kind("error", "there is nothing to pack: no dataset is where one was looked for"),
     "unreadable-json": Kind("error", "packing refuses the file"),
+    "unreadable-labels": Kind(
+        "error", "packing refuses the YOLO or VOC folder or split; the check of it ends at the first such place"
+    ),
     "results-file": Kind("error", "packing refuses it: detections are no dataset; give the annotation file"),
     "not-coco": Kind("error", "packing refuses it: there is no list of images"),
     "malformed-list": Kind("error", "packing refuses it: images, annotations and categories are lists of objects"),

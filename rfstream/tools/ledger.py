@@ -18,7 +18,8 @@ from rfstream.config import Config
 from rfstream.errors import DatasetError
 from rfstream.loader import RankLoader
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.stream.split import ThreadHandOver
+from rfstream.stream.ranks import Peers, threads
+from rfstream.stream.split import HandOver
 
 SCHEMA = pa.schema(
     [
@@ -66,22 +67,24 @@ def make_ledger(config: Config, *, epochs: int, world_size: int) -> pa.Table:
     Rows are sorted by epoch and position, so equal content is an equal table but for ``step``, ``rank`` and ``slot``.
     """
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    shared = ThreadHandOver(pipeline)
+    ranks = threads(world_size)
     failures: list[BaseException] = []
 
-    def run(rank: int) -> list[dict[str, Any]]:
+    def run(peers: Peers) -> list[dict[str, Any]]:
         try:
-            with RankLoader(pipeline, rank, shared.of_rank(rank)) as loader:
-                rows = [row for _ in range(epochs) for batch in loader for row in ledger_rows(batch, rank, world_size)]
-                shared.wait_for_all(rank)  # the execution ends with rank 0's loader
+            with RankLoader(pipeline, HandOver(pipeline, peers)) as loader:
+                rows = [
+                    row for _ in range(epochs) for batch in loader for row in ledger_rows(batch, peers.rank, world_size)
+                ]
+                # The execution ends with rank 0's loader.
+                peers.meet({}, config.stream.timeout_s, "to end")
                 return rows
         except BaseException as error:
             failures.append(error)  # the first is the cause, the rest its consequences
-            shared.abort()
             raise
 
     with ThreadPoolExecutor(world_size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(world_size)]
+        futures = [pool.submit(run, peers) for peers in ranks]
     if failures:
         raise failures[0]
     rows = [row for future in futures for row in future.result()]

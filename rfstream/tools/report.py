@@ -13,7 +13,15 @@ from rfstream.errors import DatasetError
 from rfstream.plan.order import EpochOrder
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import decoder_of
-from rfstream.stream.pipeline import BATCHES_PER_TASK, PREFETCHED, TASKS_IN_FLIGHT, Pipeline, build_pipeline
+from rfstream.stream.pipeline import (
+    BATCHES_PER_TASK,
+    PREFETCHED,
+    READS_PER_NODE,
+    TASKS_IN_FLIGHT,
+    WAITING_PER_ACTOR,
+    Pipeline,
+    build_pipeline,
+)
 from rfstream.stream.source import reader_of
 
 
@@ -41,12 +49,15 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
     return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples))
 
 
-def batches_held(config: Config, world_size: int) -> int:
-    """About how many decoded batches lie in the object store at most: finished tasks that wait, and what ranks hold.
+def batches_held(pipeline: Pipeline) -> int:
+    """How many decoded batches lie in the object store at most: those that wait, tasks that had begun when there were
+    too many of these, and what ranks hold.
 
     A rank holds what Ray and the feed each prefetch, one in the feed's hand and one in use.
     """
-    return config.decode.actors[1] * TASKS_IN_FLIGHT * BATCHES_PER_TASK + world_size * (2 * PREFETCHED + 2)
+    begun = TASKS_IN_FLIGHT * (BATCHES_PER_TASK if pipeline.fused else 1)
+    of_ranks = pipeline.plan.windows.world_size * (2 * PREFETCHED + 2)
+    return pipeline.config.decode.actors[1] * (WAITING_PER_ACTOR + begun) + of_ranks
 
 
 def plan_report(config: Config, world_size: int) -> Table:
@@ -99,15 +110,21 @@ def _tail(windows: Windows) -> str:
 
 def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     low, high = pipeline.config.decode.actors
-    held = batches_held(pipeline.config, pipeline.plan.windows.world_size)
+    held = batches_held(pipeline)
     try:
         trial = try_batch(pipeline, order)
     except DatasetError as error:
         return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
     rate = 1 / trial.seconds_per_image
+    blocks = 1 + READS_PER_NODE
+    encoded = (
+        ""
+        if pipeline.fused
+        else f", and {_size(blocks * order.block_bytes().max())} of {blocks} encoded blocks (on one node)"
+    )
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
-        ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches)"),
+        ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches){encoded}"),
         (
             "decode",
             f"{rate:,.0f} images/s a core, so {rate * low:,.0f} to {rate * high:,.0f} with {low} to {high} actors",

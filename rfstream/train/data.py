@@ -9,10 +9,11 @@ import torch
 
 from rfstream.batch import Batch
 from rfstream.config import Config
-from rfstream.errors import ConfigError, StateError
+from rfstream.errors import ConfigError, StateError, StreamError
 from rfstream.loader import B, EvaluationLoader, RankLoader, ray_loader
 from rfstream.plan.position import Position
 from rfstream.plan.windows import evaluation_batches
+from rfstream.stream.ranks import peers_of_group
 from rfstream.train.device import DeviceBatch, DeviceStage
 from rfstream.train.lightning import pl
 
@@ -100,9 +101,13 @@ class StreamDataModule(pl.LightningDataModule):
         self._stream.finish()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the stream: Lightning tears nothing down after an exception."""
+        """End the stream: Lightning tears nothing down after an exception.
+
+        Raises:
+            StreamError: if another rank failed before, with its reason.
+        """
         self._loader = None
-        self._stream.close()
+        self._stream.fail(exception)
 
     @property
     def _trainer(self) -> Any:
@@ -148,6 +153,22 @@ class TrainingStream(Generic[B]):
         """End the execution, if one runs."""
         if self._loader is not None:
             self._loader.close()
+
+    def fail(self, exception: BaseException) -> None:
+        """End the execution after ``exception``, of which the other ranks get to know.
+
+        Raises:
+            StreamError: if another rank failed before, with its reason: without it this rank's own is but a sign of
+                that, such as a connection that is gone.
+        """
+        self.close()
+        if isinstance(exception, KeyboardInterrupt):
+            return
+        peers = peers_of_group()
+        first = peers.failure()
+        peers.failed(exception)
+        if first is not None and first not in str(exception):
+            raise StreamError(f"rank {peers.rank} can't go on: {first}") from exception
 
     def finish(self) -> None:
         """End the execution after the trainer's work.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import time
@@ -12,8 +13,8 @@ import torch
 
 from rfstream.config import Config, import_object
 from rfstream.dataset import storage
-from rfstream.errors import ConfigError, RFStreamError, StreamError
-from rfstream.session import ensure_ray, most_of
+from rfstream.errors import ConfigError, StreamError
+from rfstream.session import ensure_ray, most_of, own_sentence
 from rfstream.stream.pipeline import build_pipeline
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
@@ -152,11 +153,33 @@ def _fit(
     config: Config, *, world_size: int, resume: str | None, checkpoints: pl.Callback | None = None, **options: Any
 ) -> Metrics:
     """Fit on this rank. ``checkpoints`` saves them; by default the newest, as ``{output}/checkpoints/last.ckpt``."""
-    run = config.train
-    if run.entry is not None:
-        entry = import_object(run.entry, "train.entry")
+    entry = _fit_model if config.train.entry is None else import_object(config.train.entry, "train.entry")
+    try:
         metrics: Metrics = entry(config, world_size=world_size, resume=resume, checkpoints=checkpoints, **options)
-        return metrics
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _no_room(error.errno, config.train.output) from error
+    return metrics
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def _no_room(number: int, output: str) -> ConfigError:
+    last = storage.join(output, "checkpoints/last.ckpt")
+    resume = f"train.resume={last}" if storage.exists(last) else "the last checkpoint, if there is one"
+    return ConfigError(
+        f"train.output={output}: {os.strerror(number)}, so the run can't save what it reached: make room or name "
+        f"another folder, and go on with {resume}"
+    )
+
+
+def _fit_model(
+    config: Config, *, world_size: int, resume: str | None, checkpoints: pl.Callback | None, **options: Any
+) -> Metrics:
+    """Fit ``config.train.model``."""
+    run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
     model = _model(config, pipeline.index.class_names())
@@ -220,19 +243,6 @@ def _refuse_too_few_gpus(config: Config, gpus: float) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost message we wrote ourselves, else the last line of what Ray says."""
-    seen: list[BaseException] = []
-    queue: list[Any] = [error]
-    while queue:
-        current = queue.pop(0)
-        if isinstance(current, RFStreamError):
-            return str(current)
-        if isinstance(current, BaseException) and current not in seen:
-            seen.append(current)
-            queue += [
-                current.__cause__,
-                getattr(current, "cause", None),
-                *getattr(current, "worker_failures", {}).values(),
-            ]
+    """What an error of our own says, else the last line of what Ray says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return own_sentence(error) or (lines[-1] if lines else type(error).__name__)

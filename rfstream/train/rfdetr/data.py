@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex, has_split, read_index
+from rfstream.dataset.index import SplitIndex, has_split
 from rfstream.errors import ConfigError
-from rfstream.loader import EvaluationLoader, RankLoader, group_place, hand_over_of
+from rfstream.loader import EvaluationLoader, RankLoader, hand_over_of
 from rfstream.plan.keys import key_of
-from rfstream.stream.pipeline import build_pipeline, label_space
+from rfstream.stream.pipeline import build_pipeline, label_space, packed_split
+from rfstream.stream.ranks import group_place
 from rfstream.train.data import TrainerBatches, TrainingStream
 from rfstream.train.rfdetr.batch import RFDETRBatch, rfdetr_batch_of
 from rfstream.train.rfdetr.labels import PackedSplit, class_names, labels_of
@@ -93,7 +94,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         return name
 
     def _index(self, role: Role) -> SplitIndex:
-        return read_index(self.stream.data.path, self._split(role), self.stream.stream.deadline_s)
+        return packed_split(self.stream, self._split(role))
 
     # Loaders
 
@@ -105,7 +106,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
             StateError: if the checkpoint belongs to another stream.
         """
         self._training.close()
-        rank, world_size = group_place()
+        _, world_size = group_place()
         accumulated = self._effective_grad_accum_steps()
         config = self._streamed(batch_size=self._resolve_batch_size(), grad_accum=accumulated)
         pipeline = build_pipeline(config, "train", world_size, training=True, decode=self._spec(config, "train"))
@@ -122,7 +123,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
                 _MIN_TRAIN_BATCHES,
             )
         to_batch = partial(rfdetr_batch_of, normalize=not self._kornia)
-        return self._training.open(RankLoader(pipeline, rank, hand_over_of(pipeline), to_batch))
+        return self._training.open(RankLoader(pipeline, hand_over_of(pipeline), to_batch))
 
     def val_dataloader(self) -> RFDETREvaluation:
         """This rank's part of the validation split."""
@@ -224,8 +225,12 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         self._training.finish()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the stream: Lightning tears nothing down after an exception."""
-        self._training.close()
+        """End the stream: Lightning tears nothing down after an exception.
+
+        Raises:
+            StreamError: if another rank failed before, with its reason.
+        """
+        self._training.fail(exception)
 
 
 class RFDETREvaluation:

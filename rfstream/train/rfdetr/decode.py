@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 
-from rfstream.dataset.tar import EncodedSample
+from rfstream.dataset.reader import EncodedSample
 from rfstream.stream.bad import bad_sample
 from rfstream.stream.image import check_header, pixels_of, raise_pillow_limit, to_planes
 from rfstream.stream.targets import parse_sidecar

@@ -17,7 +17,7 @@ from rfdetr.datasets.coco import _build_keypoint_cat2label
 from torchvision.datasets import CocoDetection
 
 from rfstream.dataset.index import SplitIndex
-from rfstream.dataset.tar import TarReader
+from rfstream.stream.source import ReaderSpec, reader_of
 from rfstream.stream.targets import parse_sidecar
 
 _READ = 64
@@ -89,7 +89,7 @@ class PackedCoco:
     @cached_property
     def dataset(self) -> dict[str, Any]:
         """The split's annotations as a COCO document; reads through the whole split, images and all."""
-        reader = TarReader(self._index.path, self._index.split, self._index.digest, self._index.deadline_s)
+        reader = reader_of(ReaderSpec.of(self._index))
         images, annotations = [], []
         for first in range(0, self._index.num_samples, _READ):
             rows = np.arange(first, min(first + _READ, self._index.num_samples))

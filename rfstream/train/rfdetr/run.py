@@ -16,8 +16,9 @@ from rfdetr.config import KeypointTrainConfig, ModelConfig, SegmentationTrainCon
 
 from rfstream.config import Config, load_config
 from rfstream.dataset import storage
-from rfstream.dataset.index import SplitIndex, index_name, read_index
+from rfstream.dataset.index import SplitIndex, index_name
 from rfstream.errors import ConfigError
+from rfstream.stream.pipeline import packed_split
 from rfstream.train.lightning import pl
 from rfstream.train.rfdetr.data import RFStreamDataModule
 from rfstream.train.rfdetr.labels import class_names, keypoint_schema, labels_of
@@ -139,7 +140,7 @@ def stream_config(stream: Config | Mapping[str, Any] | str | Path) -> Config:
 
 
 def _space(config: Config) -> SplitIndex:
-    return read_index(config.data.path, config.data.splits.get("train", "train"), config.stream.deadline_s)
+    return packed_split(config, config.data.splits.get("train", "train"))
 
 
 def _with_schema(model: Any, space: SplitIndex, kwargs: dict[str, Any]) -> dict[str, Any]:
