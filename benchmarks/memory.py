@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import matplotlib.pyplot as plt
 import psutil
@@ -44,10 +44,11 @@ def config_of(pack: str) -> Config:
     return Config(data={"path": pack}, stream={"batch_size": 4}, decode={"actors": [2, 2]})
 
 
-def announced(config: Config) -> int:
-    """The most that ``rfstream plan`` says of the object store, in bytes."""
+def announced(config: Config) -> dict[str, int]:
+    """The most that ``rfstream plan`` says of the object store and of a decode actor, in bytes."""
     pipeline = build_pipeline(config, "train", 1, training=True)
-    return batches_held(pipeline) * try_batch(pipeline, pipeline.plan.order(0)).batch_bytes
+    trial = try_batch(pipeline, pipeline.plan.order(0))
+    return {"store": batches_held(pipeline) * trial.batch_bytes, "actor": trial.actor_bytes, "spilled": 0}
 
 
 def private(process: psutil.Process) -> int:
@@ -117,34 +118,30 @@ def draw(curves: dict[str, list[Reading]], bound: int, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f}"
+
+
 def main(source: str, plot: Annotated[Path | None, typer.Option(help="draw the curves here")] = None) -> None:
     """Pack SOURCE's train split and watch both consumers."""
     with tempfile.TemporaryDirectory() as folder:
         pack = f"{folder}/pack"
         rfstream.pack(source, pack, splits="train", progress=False)
         ray.shutdown()
-        bound = announced(config_of(pack))
+        bounds = announced(config_of(pack))
         curves = {name: measure(name, pack, Path(folder) / f"{name}.json") for name in CONSUMERS}
-    table = Table(
-        "",
-        "object store at most, MB",
-        "announced",
-        "spilled",
-        "private: trainer",
-        "actor",
-        "open files from half time on: trainer, actor",
-    )
-    for name, curve in curves.items():
-        most: dict[str, Any] = {key: max(reading[key] for reading in curve) for key in curve[0]}
-        half = curve[len(curve) // 2 :]
-        files = ", ".join(f"{half[0][who]:g} to {half[-1][who]:g}" for who in ("trainer_files", "actor_files"))
-        mb = [f"{value / 1e6:.0f}" for value in (most["store"], bound, most["spilled"], most["trainer"], most["actor"])]
-        table.add_row(name, *mb, files)
+    table = Table("MB at most", *CONSUMERS, "announced")
+    for what in ("store", "spilled", "actor", "trainer"):
+        most = [_mb(max(reading[what] for reading in curves[name])) for name in CONSUMERS]
+        table.add_row(what, *most, _mb(bounds[what]) if what in bounds else "")
+    for who in ("trainer_files", "actor_files"):
+        halves = [(curves[name][len(curves[name]) // 2][who], curves[name][-1][who]) for name in CONSUMERS]
+        table.add_row(f"{who}, from half time on", *(f"{before:g} to {after:g}" for before, after in halves))
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "memory.json").write_text(json.dumps({"source": source, "announced": bound, "curves": curves}) + "\n")
+    (RESULTS / "memory.json").write_text(json.dumps({"source": source, "announced": bounds, "curves": curves}) + "\n")
     if plot is not None:
-        draw(curves, bound, plot)
+        draw(curves, bounds["store"], plot)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
 
@@ -24,13 +25,23 @@ from rfstream.stream.pipeline import (
 )
 from rfstream.stream.source import reader_of
 
+_BATCHES_IN_HAND = 4
+
 
 @dataclass(frozen=True)
 class Trial:
-    """The first batch, decoded here: size in bytes, and seconds per image on one core."""
+    """The first batch, decoded here: size in bytes, seconds per image on one core, and the most memory that this
+    process has had, in bytes."""
 
     batch_bytes: int
     seconds_per_image: float
+    process_bytes: int
+
+    @property
+    def actor_bytes(self) -> int:
+        """The most private memory of a decode actor: it loads what this process did, or less, and holds the batch that
+        it makes, the one that it hands over and what it keeps for the next."""
+        return self.process_bytes + _BATCHES_IN_HAND * self.batch_bytes
 
 
 def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
@@ -46,7 +57,8 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
         samples = reader_of(pipeline.reader).read(task.rows(0, 1))
         wire = decoder.batch(samples, 0, 0, 0)
         seconds = time.perf_counter() - before
-    return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples), most)
 
 
 def batches_held(pipeline: Pipeline) -> int:
@@ -125,6 +137,7 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
         ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches){encoded}"),
+        ("a decode actor", f"up to about {_size(trial.actor_bytes)} of its own"),
         (
             "decode",
             f"{rate:,.0f} images/s a core, so {rate * low:,.0f} to {rate * high:,.0f} with {low} to {high} actors",
