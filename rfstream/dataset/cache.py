@@ -77,7 +77,7 @@ class ShardCache:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 whole = os.fstat(descriptor).st_size == _size_in(path)
                 if whole and os.fstat(descriptor).st_nlink:
-                    os.utime(descriptor)
+                    _mark_used(descriptor)
                     return descriptor
                 os.close(descriptor)  # it was removed in between, or the disk lost some of it
         return None
@@ -91,6 +91,7 @@ class ShardCache:
             return None
         try:
             _fill(descriptor, url, size, deadline_s)
+            _mark_used(descriptor)
             with self._alone():
                 part.rename(part.with_suffix(".shard"))
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -137,6 +138,12 @@ def _fill(descriptor: int, url: str, size: int, deadline_s: float) -> None:
             if os.pwrite(descriptor, data, begin) != end - begin:
                 raise DatasetError(f"{url}: ends before its {size} bytes: it is truncated; copy or pack it again")
     os.fsync(descriptor)
+
+
+def _mark_used(descriptor: int) -> None:
+    """Set the time of a shard's last use to now; the time that the system would set moves in steps of milliseconds."""
+    now = time.time_ns()
+    os.utime(descriptor, ns=(now, now))
 
 
 def _size_in(path: Path) -> int:
