@@ -64,7 +64,7 @@ def run(
     return sorted(rows, key=lambda row: (row["epoch"], row["position"])), ranks[0][1]
 
 
-def main(source: str, batch_size: int = 16, window: int = 64) -> None:
+def main(source: str, batch_size: int = 32, window: int = 128) -> None:
     """Pack SOURCE's train split; interrupt runs of 3 epochs on 1, 2 and 4 ranks at every step."""
     with tempfile.TemporaryDirectory() as folder:
         ensure_ray(2)
@@ -72,7 +72,7 @@ def main(source: str, batch_size: int = 16, window: int = 64) -> None:
         config = Config(
             data={"path": folder},
             stream={"batch_size": batch_size, "global_batch": window},
-            decode={"actors": [2, 2]},
+            decode={"actors": [1, 1]},
             augment={"cpu": {"albumentations": AUGMENT}},
         )
         whole, _ = run(config, 1, None)
