@@ -15,6 +15,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -58,15 +59,23 @@ class Stream:
     loader: RankLoader
     storage: BadStorage
     cluster: Cluster | None
+    beside: ThreadPoolExecutor
+    kills: list[Future[None]] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
 
 
 def kill(title: str) -> Callable[[Stream], None]:
-    """SIGKILL for one of Ray's processes that runs ``title``."""
+    """SIGKILL for one of Ray's processes that runs ``title``, as soon as there is one.
 
-    def inject(_: Stream) -> None:
+    Beside the consumer: nothing may be read while that stands still.
+    """
+
+    def hit() -> None:
         if not kill_worker(title, TIMEOUT_S):
             raise RuntimeError(f"no process of {title} to kill")
+
+    def inject(stream: Stream) -> None:
+        stream.kills.append(stream.beside.submit(hit))
 
     return inject
 
@@ -156,7 +165,7 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
         assert isinstance(loader, RankLoader)
         if state is not None:
             loader.load_state_dict(state)
-        reach = Stream(loader, http, cluster)
+        reach = Stream(loader, http, cluster, stack.enter_context(ThreadPoolExecutor(1)))
         try:
             with loader:
                 while loader.epoch < EPOCHS:
@@ -168,6 +177,8 @@ def stream(name: str, pack: str, journal: Path, *, resume: bool) -> None:
                             fault.inject(reach)
         except Exception as error:  # the finding, whatever it is
             note(error=f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}")
+        for done in reach.kills:
+            done.result()
         note(end=True)
         summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
         spilled = [line for line in summary.splitlines() if line.startswith("Spilled")]
