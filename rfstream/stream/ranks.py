@@ -61,28 +61,34 @@ class Peers:
         waits = f"rank {self.rank} waited for the other ranks {purpose}"
         keys = [f"meeting/{number}/{rank}" for rank in range(self.world_size)]
         try:
-            self._forget(f"failed/{self.rank}")
+            self._withdraw(f"failed/{self.rank}")
             self._failed = None
             self._store.set(keys[self.rank], mine)  # type: ignore[arg-type]  # the stub leaves bytes out
+            everyone = []
             for rank, key in enumerate(keys):
-                while not self._store.check([key]):
+                while (brought := self._read(key)) is None:
                     waited = time.monotonic() - began
                     failure = self.failure() if waited > min(RECOVERY_S, timeout_s) else None
                     if failure or waited > timeout_s:
-                        self._forget(keys[self.rank])
+                        self._withdraw(keys[self.rank])
                         absent = f"rank {rank} did not come within stream.timeout_s={timeout_s:g} s"
                         raise StreamError(f"{waits}: {failure or absent}")
                     time.sleep(POLL_S)
-            everyone = [pickle.loads(self._store.get(key)) for key in keys]
-            self._forget(f"meeting/{number - 1}/{self.rank}")  # which all have read, since all have come to this one
+                everyone.append(pickle.loads(brought))
+            # All have read what was brought to the one before, since all have come to this one.
+            self._store.delete_key(f"meeting/{number - 1}/{self.rank}")
         except dist.DistError as error:
             raise StreamError(f"{waits}: the process that keeps their store is gone ({_line(error)})") from error
         self._meetings += 1
         return everyone
 
-    def _forget(self, key: str) -> None:
-        if self._store.check([key]):
-            self._store.delete_key(key)
+    def _read(self, key: str) -> bytes | None:
+        """What stands under ``key``, if anything does; a store's own ``get`` would wait for it."""
+        return (self._store.get(key) or None) if self._store.check([key]) else None
+
+    def _withdraw(self, key: str) -> None:
+        """Let nothing stand under ``key``. Not deleted: another rank may have seen it and be about to read it."""
+        self._store.set(key, "")
 
     def failed(self, error: BaseException) -> None:
         """Let the others know that this rank can't go on, until it comes to the next meeting."""
@@ -101,8 +107,8 @@ class Peers:
         failures: list[tuple[int, str]] = []
         try:
             for rank in range(self.world_size):
-                if rank != self.rank and self._store.check([f"failed/{rank}"]):
-                    number, _, reason = self._store.get(f"failed/{rank}").decode().partition(" ")
+                if rank != self.rank and (said := self._read(f"failed/{rank}")) is not None:
+                    number, _, reason = said.decode().partition(" ")
                     failures.append((int(number), f"rank {rank} failed: {reason}"))
         except dist.DistError:
             return None
@@ -125,8 +131,8 @@ class Peers:
         said = []
         try:
             for rank in range(self.world_size):
-                if rank != self.rank and self._store.check([f"reached/{rank}"]):
-                    when, _, place = self._store.get(f"reached/{rank}").decode().partition(" ")
+                if rank != self.rank and (last := self._read(f"reached/{rank}")) is not None:
+                    when, _, place = last.decode().partition(" ")
                     said.append(f"rank {rank} was given {place} {time.time() - float(when):.0f} s ago")
         except dist.DistError:
             said.append("the other ranks can't be asked")
