@@ -194,30 +194,12 @@ class Footer:
         return file.read_row_group(group, columns=columns, use_threads=False)
 
 
-class Parts(io.RawIOBase):
+class Parts(storage.Positioned):
     """A file of which only some parts are there: ``(offset, bytes)`` each. Reading elsewhere finds nothing."""
 
     def __init__(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        super().__init__(max((offset + len(data) for offset, data in parts), default=0))
         self._parts = parts
-        self._end = max((offset + len(data) for offset, data in parts), default=0)
-        self._at = 0
-
-    def readable(self) -> bool:
-        """See :class:`io.IOBase`."""
-        return True
-
-    def seekable(self) -> bool:
-        """See :class:`io.IOBase`."""
-        return True
-
-    def tell(self) -> int:
-        """See :class:`io.IOBase`."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See :class:`io.IOBase`."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._end}[whence]
-        return self._at
 
     def read(self, size: int = -1) -> memoryview:
         """See :class:`io.RawIOBase`; a view, since PyArrow takes one and a copy would be as large as a row group."""

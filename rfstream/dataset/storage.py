@@ -268,24 +268,36 @@ def remove(url: str) -> None:
         _remote(url, "removed", DEADLINE_S, "rm_file")
 
 
-class _RemoteFile(io.RawIOBase):
-    """A remote file whose reads are range requests."""
+class Positioned(io.RawIOBase):
+    """A file of a known size that is read from a position; what reads is up to the class derived from it."""
 
-    def __init__(self, url: str, size: int, deadline_s: float) -> None:
-        self._url, self._size, self._deadline_s, self._at = url, size, deadline_s, 0
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
 
     def readable(self) -> bool:
+        """See :class:`io.IOBase`."""
         return True
 
     def seekable(self) -> bool:
+        """See :class:`io.IOBase`."""
         return True
 
     def tell(self) -> int:
+        """See :class:`io.IOBase`."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See :class:`io.IOBase`."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
+
+
+class _RemoteFile(Positioned):
+    """A remote file whose reads are range requests."""
+
+    def __init__(self, url: str, size: int, deadline_s: float) -> None:
+        super().__init__(size)
+        self._url, self._deadline_s = url, deadline_s
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer).cast("B")
