@@ -19,6 +19,7 @@ from rfstream.dataset.index import read_index
 from rfstream.dataset.pack import pack
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.publish import remove_dead
+from rfstream.dataset.remote import call
 from rfstream.errors import DatasetError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -96,7 +97,7 @@ def test_a_killed_pack_goes_on_where_it_was(shared_data: Path, local: dict[str, 
 
 def _generation(url: str, name: str) -> str:
     """What Cloud Storage numbers anew whenever an object is written."""
-    return str(storage._call(storage.join(url, name), 10.0, "info")["generation"])
+    return str(call(storage.join(url, name), 10.0, "info")["generation"])
 
 
 @pytest.mark.parametrize("remote", [False, True])

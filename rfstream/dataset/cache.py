@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rfstream.dataset import storage
+from rfstream.dataset.remote import IN_FLIGHT
 from rfstream.errors import DatasetError
 
 _PIECE = 8 * 1024 * 1024
@@ -132,8 +133,8 @@ class ShardCache:
 
 def _fill(descriptor: int, url: str, size: int, deadline_s: float) -> None:
     spans = [(begin, min(begin + _PIECE, size)) for begin in range(0, size, _PIECE)]
-    for first in range(0, len(spans), storage.IN_FLIGHT):
-        some = spans[first : first + storage.IN_FLIGHT]
+    for first in range(0, len(spans), IN_FLIGHT):
+        some = spans[first : first + IN_FLIGHT]
         for (begin, end), data in zip(some, storage.read_ranges([url] * len(some), some, deadline_s), strict=True):
             if os.pwrite(descriptor, data, begin) != end - begin:
                 raise DatasetError(f"{url}: ends before its {size} bytes: it is truncated; copy or pack it again")

@@ -10,27 +10,21 @@ import io
 import json
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import fsspec
 from typing_extensions import Buffer
 
+from rfstream.dataset.remote import ask, at_once, call
 from rfstream.dataset.retry import DEADLINE_S, ShortBodyError, patiently
 from rfstream.dataset.retry import describe as describe
 from rfstream.errors import DatasetError
 
-T = TypeVar("T")
-
 _LOCAL_SCHEMES = ("file", "local")
-IN_FLIGHT = 8
-"""Range requests under way at once, of one call."""
 _SHORT_TRIES = 3
 """An answer that is short as often as this is taken for all that there is."""
 MAX_GAP = 64 * 1024
@@ -64,7 +58,7 @@ def exists(url: str, deadline_s: float = DEADLINE_S) -> bool:
     if local is not None:
         return local.exists()
     try:
-        _remote(url, "read", deadline_s, "info")
+        ask(url, "read", deadline_s, "info")
     except FileNotFoundError:
         return False
     return True
@@ -78,7 +72,7 @@ def make_folder(url: str) -> None:
     """
     local = local_path(url)
     if local is None:
-        _remote(url, "made", DEADLINE_S, "makedirs", exist_ok=True)
+        ask(url, "made", DEADLINE_S, "makedirs", exist_ok=True)
         return
     with _explained(url, "made"):
         local.mkdir(parents=True, exist_ok=True)
@@ -109,8 +103,8 @@ def find_bytes(url: str, deadline_s: float = DEADLINE_S) -> bytes | None:
 
     def attempt(timeout: float) -> bytes:
         began = time.monotonic()
-        size = _call(url, timeout, "info").get("size")
-        data = bytes(_call(url, timeout - (time.monotonic() - began), "cat_file"))
+        size = call(url, timeout, "info").get("size")
+        data = bytes(call(url, timeout - (time.monotonic() - began), "cat_file"))
         if size is not None and len(data) < size:
             raise ShortBodyError(f"{len(data)} bytes of {size}")
         return data
@@ -161,7 +155,7 @@ def read_range(url: str, begin: int, end: int, deadline_s: float = DEADLINE_S) -
 
     def attempt(timeout: float) -> bytes:
         nonlocal shorts
-        data = bytes(_call(url, timeout, "cat_file", start=begin, end=end))
+        data = bytes(call(url, timeout, "cat_file", start=begin, end=end))
         if len(data) > end - begin:
             raise DatasetError(f"{url}: the storage ignores ranges: it sent {len(data)} bytes for {end - begin}")
         if len(data) < end - begin:
@@ -184,7 +178,7 @@ def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]], deadline_
     Raises:
         DatasetError: if one can't be read.
     """
-    return _at_once(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans)
+    return at_once(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans)
 
 
 def read_near(
@@ -223,7 +217,7 @@ def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:
         DatasetError: if there is none, or its size can't be told.
     """
     try:
-        size: int | None = _remote(url, "read", deadline_s, "info").get("size")
+        size: int | None = ask(url, "read", deadline_s, "info").get("size")
     except FileNotFoundError:
         raise DatasetError(f"{url}: can't be read (No such file or directory)") from None
     if size is None:
@@ -233,7 +227,7 @@ def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:
 
 def sizes_of(urls: Sequence[str], deadline_s: float = DEADLINE_S) -> list[int]:
     """:func:`size_of` each URL, several requests at once; ``deadline_s`` is each one's own."""
-    return _at_once(lambda url: size_of(url, deadline_s), urls)
+    return at_once(lambda url: size_of(url, deadline_s), urls)
 
 
 def sizes(folder: str) -> dict[str, int]:
@@ -247,7 +241,7 @@ def sizes(folder: str) -> dict[str, int]:
         with _explained(folder, "listed"):
             return {path.name: path.stat().st_size for path in local.iterdir() if path.is_file()}
     try:
-        entries = _remote(folder, "listed", DEADLINE_S, "ls", detail=True)
+        entries = ask(folder, "listed", DEADLINE_S, "ls", detail=True)
     except FileNotFoundError:
         return {}
     return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
@@ -265,7 +259,7 @@ def remove(url: str) -> None:
             local.unlink(missing_ok=True)
         return
     with suppress(FileNotFoundError):
-        _remote(url, "removed", DEADLINE_S, "rm_file")
+        ask(url, "removed", DEADLINE_S, "rm_file")
 
 
 class Positioned(io.RawIOBase):
@@ -339,7 +333,7 @@ def upload(file: Path, url: str) -> None:
     deadline_s = DEADLINE_S + size / _SLOWEST
 
     try:
-        _remote(url, "written", deadline_s, "put_file", before=(str(file),))
+        ask(url, "written", deadline_s, "put_file", before=(str(file),))
     except FileNotFoundError:
         raise DatasetError(f"{url}: can't be written (there is no such bucket or server)") from None
     stored = size_of(url)
@@ -360,51 +354,6 @@ def _replacing_local(local: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _at_once(work: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
-    """``work`` of each entry of the lists, several at once; the first error ends all."""
-    if len(arguments[0]) < 2:
-        return list(map(work, *arguments))
-    pool = ThreadPoolExecutor(min(IN_FLIGHT, len(arguments[0])))
-    try:
-        return list(pool.map(work, *arguments))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _remote(url: str, what: str, deadline_s: float, method: str, **arguments: Any) -> Any:
-    """What the filesystem's ``method`` says of a remote ``url``, tried again as long as that may help."""
-    return patiently(url, what, deadline_s, lambda timeout: _call(url, timeout, method, **arguments))
-
-
-def _call(url: str, timeout: float, method: str, before: tuple[str, ...] = (), **arguments: Any) -> Any:
-    """One call of a method of the remote filesystem of ``url``, which is given up after ``timeout`` seconds.
-
-    The path follows the arguments ``before``.
-    """
-    began = time.monotonic()
-    # To make a filesystem is to look for credentials, over the network too.
-    fs, path = _within(timeout, partial(fsspec.core.url_to_fs, url))
-    fs.invalidate_cache(path)  # what it remembers of listings may be old
-    left = timeout - (time.monotonic() - began)
-    if fs.async_impl:
-        return getattr(fs, method)(*before, path, **arguments, timeout=max(left, 0.001))
-    return _within(left, partial(getattr(fs, method), *before, path, **arguments))
-
-
-def _within(timeout: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns, within ``timeout`` seconds; a thread that takes longer is left to itself."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(timeout)
 
 
 @contextmanager
