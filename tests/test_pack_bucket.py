@@ -39,7 +39,7 @@ def line(bucket: BadStorage) -> Iterator[BadStorage]:
 
 
 def in_bucket(url: str) -> dict[str, bytes]:
-    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes(url)}
+    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes_in(url)}
 
 
 def test_a_pack_in_a_bucket_equals_the_local_one(shared_data: Path, local: dict[str, bytes], line: BadStorage) -> None:
@@ -75,17 +75,17 @@ def test_a_killed_pack_goes_on_where_it_was(shared_data: Path, local: dict[str, 
     line.line = Line(latency_s=0.2)
     job = start_job(str(shared_data / "bccd"), url, "--splits", "train,valid:val", "--max-shard-bytes", str(SMALL))
     deadline = time.monotonic() + 120
-    while len(storage.sizes(url)) < 4:
+    while len(storage.sizes_in(url)) < 4:
         assert job.poll() is None, job.communicate()[1]
         assert time.monotonic() < deadline
     job.send_signal(signal.SIGKILL)
     job.wait()
-    done = storage.sizes(url)
+    done = storage.sizes_in(url)
     assert 4 <= len(done) < len(local)
     assert not [name for name in done if name.endswith(".json")]
     line.line = Line()
     time.sleep(2)  # Ray's workers notice that their driver is gone
-    done = storage.sizes(url)
+    done = storage.sizes_in(url)
     line.requests.clear()
     with pytest.raises(DatasetError, match="does not exist: no split 'train' is packed there"):
         read_index(url, "train")
@@ -108,15 +108,15 @@ def test_clean_removes_what_no_index_names(shared_data: Path, tmp_path: Path, li
     dead += ["train-89abcdef.samples.parquet", "val-01234567.fragments.parquet"]
     storage.make_folder(where)
     pack(str(shared_data / "bccd"), where, splits="train,valid:val", progress=False)
-    former = set(storage.sizes(where))
+    former = set(storage.sizes_in(where))
     for name in [*mine, *dead]:
         with storage.replacing(storage.join(where, name)) as file:
             file.write(b"x")
     # Into a bucket packing again deletes nothing: who trains from the former generation goes on.
     pack(str(shared_data / "coco_cc"), where, splits="train", progress=False)
-    assert (former < set(storage.sizes(where))) == remote
+    assert (former < set(storage.sizes_in(where))) == remote
     pack(str(shared_data / "coco_cc"), where, splits="train", clean=True, progress=False)
-    names = set(storage.sizes(where))
+    names = set(storage.sizes_in(where))
     assert set(mine) < names
     assert not names & set(dead)
     assert len(names) == len(mine) + 8

@@ -91,7 +91,7 @@ def _shards(path: str, split: str) -> tuple[str, list[str]]:
     patterns = [pattern]
     if "*" not in pattern and not pattern.endswith(".parquet"):
         folder, patterns = path, [f"{split}-*.parquet", f"{split}.parquet"]
-    there = [name for name in sorted(storage.sizes(folder or ".")) if not name.endswith(_TABLES)]
+    there = [name for name in sorted(storage.sizes_in(folder or ".")) if not name.endswith(_TABLES)]
     names = [name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not names:
         raise DatasetError(

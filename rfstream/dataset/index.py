@@ -212,8 +212,8 @@ def read_index(path: str, split: str, shards_at: str | None = None, deadline_s: 
     """Read and check the index of ``split`` in the pack at ``path`` (a folder or an fsspec URL).
 
     The shards are there too, or at ``shards_at``. The index itself can't say that they are elsewhere: what comes with
-    data does not decide what is opened. ``deadline_s`` bounds this read and each
-    later one of the split's other files, in seconds.
+    data does not decide what is opened. ``deadline_s`` bounds this read, and each later one of the split's other files,
+    in seconds.
 
     Raises:
         DatasetError: if there is none, or a field is malformed, escapes the pack's folder or contradicts another.

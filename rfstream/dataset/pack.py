@@ -123,7 +123,7 @@ def pack(
     else:
         destination = _folder(output)
         with staging(destination) as folder:
-            written = _write_all(_write, lambda job: (str(folder), job[1]), plans, "packing", progress)
+            written = _each_shard(_write, lambda job: (str(folder), job[1]), plans, "packing", progress)
             staged = _described(sources, written, category_ids, format)
             indexes = [publish(destination, folder, *one) for one in staged]
     if clean:
@@ -144,8 +144,8 @@ def _pack_remote(
     No shard stays on a local disk meanwhile. One that is there under its name, with its size, was uploaded by a run
     that did not end: the name says what is in it, and it appeared as a whole.
     """
-    there = storage.sizes(url)
-    measured = _write_all(_measure, lambda job: (job[1],), plans, "reading", progress)
+    there = storage.sizes_in(url)
+    measured = _each_shard(_measure, lambda job: (job[1],), plans, "reading", progress)
     staged = _described(sources, [[one.shard for one in of_split] for of_split in measured], category_ids, format)
     missing = [
         [plan for plan in of_split if there.get(index["shards"][plan.number]) != sizes[plan.number].nbytes]
@@ -157,7 +157,7 @@ def _pack_remote(
         number = job[1].number
         return storage.join(url, index["shards"][number]), shards[number].digest, job[1]
 
-    _write_all(_upload, arguments, missing, "uploading", progress)
+    _each_shard(_upload, arguments, missing, "uploading", progress)
     return [publish_remote(url, *one) for one in staged]
 
 
@@ -261,7 +261,7 @@ def _plan(items: Sequence[Item], max_shard_bytes: int, convention: Convention | 
     return plans
 
 
-def _write_all(
+def _each_shard(
     task: Callable[..., T],
     arguments: Callable[[_Job], tuple[Any, ...]],
     plans: Sequence[Sequence[_ShardPlan]],
@@ -270,7 +270,7 @@ def _write_all(
 ) -> list[list[T]]:
     """Run ``task`` for every shard of every split; returns what they return in order, split by split."""
     jobs = [(split, plan) for split, of_split in enumerate(plans) for plan in of_split]
-    written: dict[tuple[int, int], T] = {}
+    done: dict[tuple[int, int], T] = {}
     columns = (
         TextColumn(doing),
         BarColumn(),
@@ -279,14 +279,14 @@ def _write_all(
         TimeRemainingColumn(),
     )
     with Progress(*columns, disable=not progress) as bar:
-        done = 0
+        images = 0
         total = sum(len(plan.items) for _, plan in jobs)
         shown = bar.add_task("", total=sum(plan.nbytes for _, plan in jobs), images=0, of=total)
-        for (split, plan), shard in _run(task, arguments, jobs):
-            written[split, plan.number] = shard
-            done += len(plan.items)
-            bar.update(shown, advance=plan.nbytes, images=done)
-    return [[written[split, plan.number] for plan in of_split] for split, of_split in enumerate(plans)]
+        for (split, plan), result in _run(task, arguments, jobs):
+            done[split, plan.number] = result
+            images += len(plan.items)
+            bar.update(shown, advance=plan.nbytes, images=images)
+    return [[done[split, plan.number] for plan in of_split] for split, of_split in enumerate(plans)]
 
 
 def _run(

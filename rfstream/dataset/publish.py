@@ -181,7 +181,7 @@ def remove_dead(path: str) -> list[str]:
     """
     local = storage.local_path(path)
     with nullcontext() if local is None else _locked(local):
-        names = storage.sizes(path)
+        names = storage.sizes_in(path)
         indexes = [read_index(path, name.removesuffix("-index.json")) for name in names if name.endswith("-index.json")]
         kept = {
             name for index in indexes for name in (*index.shards, *tables.table_names(index.split, index.generation))

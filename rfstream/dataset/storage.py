@@ -230,7 +230,7 @@ def sizes_of(urls: Sequence[str], deadline_s: float = DEADLINE_S) -> list[int]:
     return at_once(lambda url: size_of(url, deadline_s), urls)
 
 
-def sizes(folder: str) -> dict[str, int]:
+def sizes_in(folder: str) -> dict[str, int]:
     """Name -> size in bytes of the files that lie directly in ``folder``; empty if there is no such folder.
 
     Raises:
