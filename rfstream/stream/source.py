@@ -95,18 +95,20 @@ def training_functions(
     plan: StreamPlan,
     start: Position,
     epochs: int,
-    batches_per_task: int | None,
+    batches_per_task: int,
     reader: ReaderSpec,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
-    """Read functions of a training stream. With ``decode`` they yield decoded batches (fused), else encoded ones
-    (staged)."""
-    for task in plan.tasks(start, epochs, batches_per_task):
+    """Read functions of a training stream. With ``decode`` they yield decoded batches (fused). Without, each yields the
+    encoded batches of a shuffle block (staged), as many in a row as a decode task shall have.
+    """
+    for task in plan.tasks(start, epochs, batches_per_task if decode else None):
+        batches = task.hi - task.lo
         if decode is None:
-            yield partial(_read_encoded, task, reader), task.hi - task.lo
+            yield partial(_read_encoded, task, reader, batches_per_task), -(-batches // batches_per_task)
         else:
-            yield partial(_read_decoded, task, reader, decode, substitutes), task.hi - task.lo
+            yield partial(_read_decoded, task, reader, decode, substitutes), batches
 
 
 def evaluation_functions(
@@ -125,21 +127,22 @@ def evaluation_functions(
 
 
 class StagedDecode:
-    """Staged decoding in the actor pool: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
+    """Staged decoding in the actor pool: encoded batches (see :func:`_encoded_row`) to decoded ones."""
 
     def __init__(self, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
         self._decoder = decoder_of(decode, substitutes)
 
-    def __call__(self, row: pa.Table) -> pa.Table:
-        """Decode the one batch in ``row``."""
+    def __call__(self, row: pa.Table) -> Iterator[pa.Table]:
+        """Decode the batches in ``row``, one after the other."""
         columns = {name: row.column(name)[0] for name in row.column_names}
         members = (columns[name] for name in ("images", "sidecars", "places"))
         samples = [
             EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
             for image, sidecar, place in zip(*members, strict=True)
         ]
-        epoch, batch, position = (columns[name].as_py() for name in ("epoch", "batch", "position"))
-        return to_row(self._decoder.batch(samples, epoch, batch, position))
+        epoch, first, size = (columns[name].as_py() for name in ("epoch", "batch", "batch_size"))
+        for m, chosen in _parts(samples, first, size):
+            yield to_row(self._decoder.batch(chosen, epoch, m, m * size))
 
 
 def _read_decoded(
@@ -150,12 +153,17 @@ def _read_decoded(
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, reader: ReaderSpec) -> Iterator[pa.Table]:
+def _read_encoded(task: Task, reader: ReaderSpec, batches_per_row: int) -> Iterator[pa.Table]:
     # The whole block at once: its samples lie in few fragments, each one range request.
     samples = reader_of(reader).read(task.rows(task.lo, task.hi))
-    for i, m in enumerate(range(task.lo, task.hi)):
-        chosen = samples[i * task.batch_size : (i + 1) * task.batch_size]
-        yield _encoded_row(chosen, task.epoch, m, m * task.batch_size)
+    for i, chosen in _parts(samples, 0, batches_per_row * task.batch_size):
+        yield _encoded_row(chosen, task.epoch, task.lo + i * batches_per_row, task.batch_size)
+
+
+def _parts(samples: Sequence[EncodedSample], first: int, size: int) -> Iterator[tuple[int, Sequence[EncodedSample]]]:
+    """``samples`` in parts of ``size``, numbered from ``first`` on."""
+    for number, lo in enumerate(range(0, len(samples), size), first):
+        yield number, samples[lo : lo + size]
 
 
 def _read_evaluation(
@@ -176,15 +184,16 @@ _PLACE = pa.struct(
         ("height", pa.int64()),
     ]
 )
-"""What an encoded batch says of each sample beside its bytes."""
+"""What encoded batches say of each sample beside its bytes."""
 
 
-def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, position: int) -> pa.Table:
+def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, batch_size: int) -> pa.Table:
+    """Consecutive batches of ``epoch``, ``batch`` the first of them."""
     return pa.table(
         {
             "epoch": [epoch],
             "batch": [batch],
-            "position": [position],
+            "batch_size": [batch_size],
             "places": pa.array(
                 [[{name: getattr(s, name) for name in _PLACE.names} for s in samples]], pa.list_(_PLACE)
             ),
