@@ -18,22 +18,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
-from common import cpu_seconds, in_turn, report
+from common import cpu_seconds, in_turn, report, sampled
 from killing import Victim, pack_killed
 from pack_source import write_source
 from rfdetr.datasets.webdataset.pack import pack_coco_to_shards
 
 import rfstream
 from rfstream.dataset.index import PackFormat
+from rfstream.dataset.pack import MAX_SHARD_BYTES
 from rfstream.session import ensure_ray
 
 CPUS = 2
@@ -43,25 +41,10 @@ KILLED: list[Victim] = ["driver", "worker", "driver"]
 LIMIT_S = 600.0
 
 
-@contextmanager
-def watched() -> Iterator[dict[str, float]]:
-    """The highest sums of RSS and PSS over this process and its descendants while the block runs, in MB."""
-    peak = {"RSS, MB": 0.0, "PSS, MB": 0.0}
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(EVERY_S):
-            held = [_memory(process) for process in [psutil.Process(), *psutil.Process().children(recursive=True)]]
-            for name, total in zip(peak, map(sum, zip(*held, strict=True)), strict=True):
-                peak[name] = max(peak[name], total / 1e6)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        over.set()
-        thread.join()
+def memory() -> tuple[int, int]:
+    """RSS and PSS of this process and its descendants, in bytes."""
+    held = [_memory(process) for process in [psutil.Process(), *psutil.Process().children(recursive=True)]]
+    return sum(rss for rss, _ in held), sum(pss for _, pss in held)
 
 
 def _memory(process: psutil.Process) -> tuple[int, int]:
@@ -72,22 +55,25 @@ def _memory(process: psutil.Process) -> tuple[int, int]:
     return memory.rss, memory.pss
 
 
-def pack_ours(source: Path, output: Path, format: PackFormat) -> int:
+def pack_ours(source: Path, output: Path, format: PackFormat, shard_bytes: int) -> int:
     ensure_ray(CPUS)
-    (index,) = rfstream.pack(str(source), str(output), splits="train", format=format, progress=False)
+    options: dict[str, Any] = {"format": format, "max_shard_bytes": shard_bytes, "progress": False}
+    (index,) = rfstream.pack(str(source), str(output), splits="train", **options)
     return index.num_samples
 
 
-def measure(source: Path, output: Path, variant: str) -> dict[str, float]:
+def measure(source: Path, output: Path, variant: str, shard_bytes: int) -> dict[str, float]:
     file = source / "annotations" / "instances_train.json"
-    with watched() as peak:
+    with sampled(memory, EVERY_S) as held:
         spent, began = cpu_seconds(), time.perf_counter()
         if variant == "RF-DETR":
-            count = pack_coco_to_shards(source / "train", file, output, split="train").num_samples
+            options: dict[str, Any] = {"split": "train", "max_shard_bytes": shard_bytes}
+            count = pack_coco_to_shards(source / "train", file, output, **options).num_samples
         else:
-            count = pack_ours(source, output, "parquet" if variant == "parquet" else "tar")
+            count = pack_ours(source, output, "parquet" if variant == "parquet" else "tar", shard_bytes)
         seconds, spent = time.perf_counter() - began, cpu_seconds() - spent
-    return {"images/s": count / seconds, "seconds": seconds, "CPU-s": spent, **peak}
+    rss, pss = (max(figures) / 1e6 for figures in zip(*held, strict=True))
+    return {"images/s": count / seconds, "seconds": seconds, "CPU-s": spent, "RSS, MB": rss, "PSS, MB": pss}
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -99,20 +85,21 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def child(variant: str, source: Path, output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, f"--child={variant},{source},{output}"]
+def child(variant: str, source: Path, output: Path, shard_bytes: int) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, f"--child={variant},{source},{output}", f"--shard-bytes={shard_bytes}"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def main(
     images: int = 20_000,
     repetitions: int = 3,
+    shard_bytes: int = MAX_SHARD_BYTES,
     seed: Annotated[int, typer.Option(help="of where packing is killed")] = 0,
     child_of: Annotated[str, typer.Option("--child", hidden=True)] = "",
 ) -> None:
     if child_of:
         variant, source, output = child_of.split(",")
-        typer.echo(json.dumps(measure(Path(source), Path(output), variant)))
+        typer.echo(json.dumps(measure(Path(source), Path(output), variant, shard_bytes)))
         return
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
@@ -121,7 +108,7 @@ def main(
 
         def variant(name: str) -> dict[str, float]:
             output = Path(folder) / "pack"
-            out, errors = (job := child(name, source, output)).communicate(timeout=LIMIT_S)
+            out, errors = (job := child(name, source, output, shard_bytes)).communicate(timeout=LIMIT_S)
             assert job.returncode == 0, errors
             written[name] = digests(output)
             shutil.rmtree(output)
@@ -137,11 +124,12 @@ def main(
         readings = in_turn(variants, repetitions)
         shards = sum(name.endswith(".tar") for name in written["tar"])
         kills = list(zip(KILLED, random.Random(seed).sample(range(2, shards - 1), len(KILLED)), strict=True))
-        pack_killed(lambda: child("tar", source, Path(folder) / "killed"), Path(folder) / "killed", kills, LIMIT_S)
+        killed = Path(folder) / "killed"
+        pack_killed(lambda: child("tar", source, killed, shard_bytes), killed, kills, LIMIT_S)
         outcome = {
             "as RF-DETR": written["RF-DETR"].items() <= written["tar"].items(),
             "killed": kills,
-            "killed as undisturbed": digests(Path(folder) / "killed") == written["tar"],
+            "killed as undisturbed": digests(killed) == written["tar"],
         }
     typer.echo(json.dumps(outcome))
     setting = {"images": images, "annotations": images * PER_IMAGE, "cpus": CPUS, "shards": shards} | outcome

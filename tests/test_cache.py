@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
+from gcs import BUCKET
 from packing import ROOT, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
+from benchmarks.common import sampled
+from rfstream import RankLoader, ray_loader
 from rfstream.config import Config
+from rfstream.dataset import storage
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
-from rfstream.tools.ledger import first_difference, make_ledger
+from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows, make_ledger
 
 ALL = np.random.default_rng(0).permutation(205)
 READ_ALL = """
-import sys, numpy as np
+import hashlib, sys, numpy as np
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.tar import TarReader
 url, digest, folder, nbytes = sys.argv[1:]
 samples = TarReader(url, "train", digest, cache=ShardCache(folder, int(nbytes))).read(np.arange(205))
-print(sum(len(sample.image) for sample in samples))
+print(hashlib.sha256(b"".join(sample.image for sample in samples)).hexdigest())
 """
 
 
@@ -46,7 +54,11 @@ def web(pack: SplitIndex) -> Iterator[BadStorage]:
 
 
 def taken(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    nbytes = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # it went meanwhile
+            nbytes += path.stat().st_size
+    return nbytes
 
 
 def sizes(pack: SplitIndex) -> list[int]:
@@ -130,7 +142,8 @@ def test_who_dies_while_filling_leaves_it_to_the_next(pack: SplitIndex, web: Bad
     web.line = Line()
     (other,) = (reader for reader in readers if reader is not filling)
     expected = TarReader(pack.path, "train", pack.digest).read(np.arange(205))
-    assert other.communicate(timeout=60)[0].split() == [str(sum(len(sample.image) for sample in expected))]
+    images = hashlib.sha256(b"".join(sample.image for sample in expected))
+    assert other.communicate(timeout=60)[0].split() == [images.hexdigest()]
     assert not list(tmp_path.glob("*.part"))
     assert len(list(tmp_path.glob("*.shard"))) == len(pack.shards)
     assert taken(tmp_path) == sum(sizes(pack))
@@ -138,7 +151,57 @@ def test_who_dies_while_filling_leaves_it_to_the_next(pack: SplitIndex, web: Bad
 
 def _holds(pid: int, suffix: str) -> bool:
     """Whether the process has a file of that name open."""
-    return any(str(link.readlink()).endswith(suffix) for link in Path(f"/proc/{pid}/fd").iterdir())
+    with suppress(OSError):  # it, or a file of its, is gone
+        return any(str(link.readlink()).endswith(suffix) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def _kill_while_it_fills(run: subprocess.Popen[str]) -> None:
+    """Kill a run with all its processes while one of them fills a shard of the cache."""
+    deadline = time.monotonic() + 120
+    while True:
+        family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        if any(_holds(process.pid, ".part") for process in family):
+            break
+        assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    run.wait()
+
+
+def test_of_two_runs_one_is_killed_while_it_fills_and_the_other_is_right(
+    pack: SplitIndex, bucket: BadStorage, tmp_path: Path, ray_session: None
+) -> None:
+    url, folder = f"gs://{BUCKET}/cache", tmp_path / "cache"
+    for file in Path(pack.path).iterdir():
+        with storage.replacing(storage.join(url, file.name)) as copy:
+            copy.write(file.read_bytes())
+    stream = {"batch_size": 5, "block_bytes": "1MB", "timeout_s": 60}
+    cached = {"path": url, "cache": {"folder": str(folder), "bytes": sum(sizes(pack))}}
+    config = Config(data=cached, stream=stream, decode={"actors": (1, 1)})
+    local = make_ledger(Config(data={"path": pack.path}, stream=stream), epochs=2, world_size=1)
+    (tmp_path / "other.yaml").write_text(json.dumps({"data": cached, "stream": stream | {"seed": 1}}))
+    folder.mkdir()
+    bucket.line = Line(bytes_per_s=250_000)
+    command = [sys.executable, "-m", "rfstream.cli", "ledger", str(tmp_path / "other.yaml")]
+    other = subprocess.Popen([*command, "--out", str(tmp_path / "other")], cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    loader = ray_loader(config)
+    assert isinstance(loader, RankLoader)
+    with sampled(lambda: taken(folder), 0.002) as seen, loader:
+        first = iter(loader)
+        rows = ledger_rows(next(first), 0, 1)
+        _kill_while_it_fills(other)
+        assert list(folder.glob("*.part"))
+        bucket.line = Line()
+        rows += [row for batch in first for row in ledger_rows(batch, 0, 1)]
+        bucket.requests.clear()
+        rows += [row for batch in loader for row in ledger_rows(batch, 0, 1)]
+        assert bucket.requests.total() == 0
+    assert first_difference(local, pa.Table.from_pylist(rows, schema=SCHEMA)) is None
+    assert max(seen) <= sum(sizes(pack)) == taken(folder)
 
 
 def test_a_stream_from_the_cache_is_the_local_one(
