@@ -14,6 +14,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from rfstream.dataset.shards import sha256
+
 T = TypeVar("T")
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -28,6 +30,11 @@ def cpu_seconds() -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 in hex of every file in ``folder``, by name."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
 
 
 @contextmanager
