@@ -10,6 +10,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,12 @@ class Annotations:
     In memory is what joins them: where each lies, and the ids that it states.
 
     Raises:
-        DatasetError: on construction and :meth:`append`, if the file can't be made or has no room.
+        DatasetError: whenever the file can't be made or has no room.
     """
 
     def __init__(self, annotations: Iterable[Mapping[str, Any]] = ()) -> None:
-        try:
+        with _room_needed():
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object lives)
-        except OSError as error:
-            raise _no_room(error) from None
         self._ends = array("q", [0])
         self._ids, self._image_ids, self._category_ids = array("q"), array("q"), array("q")
         self._is_sound = True
@@ -44,10 +43,8 @@ class Annotations:
     def append(self, annotation: Mapping[str, Any]) -> None:
         """Add one, whatever it states."""
         data = json.dumps(annotation).encode()
-        try:
+        with _room_needed():
             self._file.write(data)
-        except OSError as error:
-            raise _no_room(error) from None
         self._ends.append(self._ends[-1] + len(data))
         self._is_sound = self._is_sound and _is_sound(annotation)
         if self._is_sound:
@@ -64,7 +61,8 @@ class Annotations:
 
     def text(self, row: int) -> bytes:
         """One as JSON, as ``json.dumps`` writes it."""
-        self._file.flush()
+        with _room_needed():
+            self._file.flush()
         begin, end = self._ends[row], self._ends[row + 1]
         return os.pread(self._file.fileno(), end - begin, begin)
 
@@ -103,11 +101,16 @@ class Annotations:
         _check_all(file, self, categories, images)
 
 
-def _no_room(error: OSError) -> DatasetError:
-    return DatasetError(
-        f"{tempfile.gettempdir()}: annotations can't be kept here while they are packed ({describe(error)}); make "
-        "room, or name another folder with TMPDIR"
-    )
+@contextmanager
+def _room_needed() -> Iterator[None]:
+    """What the system refuses of the temporary file, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(
+            f"{tempfile.gettempdir()}: annotations can't be kept here while they are packed ({describe(error)}); make "
+            "room, or name another folder with TMPDIR"
+        ) from None
 
 
 def distinct(path: Path, what: str, ids: Iterable[object]) -> set[int]:
