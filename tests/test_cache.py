@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,27 +150,18 @@ def test_who_dies_while_filling_leaves_it_to_the_next(pack: SplitIndex, web: Bad
     assert taken(tmp_path) == sum(sizes(pack))
 
 
-def _holds(pid: int, suffix: str) -> bool:
-    """Whether the process has a file of that name open."""
+def _holds(pid: int, *suffixes: str) -> bool:
+    """Whether the process has a file whose name ends so open."""
     with suppress(OSError):  # it, or a file of its, is gone
-        return any(str(link.readlink()).endswith(suffix) for link in Path(f"/proc/{pid}/fd").iterdir())
+        return any(str(link.readlink()).endswith(suffixes) for link in Path(f"/proc/{pid}/fd").iterdir())
     return False
 
 
-def _kill_while_it_fills(run: subprocess.Popen[str]) -> None:
-    """Kill a run with all its processes while one of them fills a shard of the cache."""
+def _await(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while True:
-        family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-        if any(_holds(process.pid, ".part") for process in family):
-            break
-        assert run.poll() is None, run.communicate()[1]
+    while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    run.wait()
 
 
 def test_of_two_runs_one_is_killed_while_it_fills_and_the_other_is_right(
@@ -181,22 +173,36 @@ def test_of_two_runs_one_is_killed_while_it_fills_and_the_other_is_right(
             copy.write(file.read_bytes())
     stream = {"batch_size": 5, "block_bytes": "1MB", "timeout_s": 60}
     cached = {"path": url, "cache": {"folder": str(folder), "bytes": sum(sizes(pack))}}
-    config = Config(data=cached, stream=stream, decode={"actors": (1, 1)})
     local = make_ledger(Config(data={"path": pack.path}, stream=stream), epochs=2, world_size=1)
     (tmp_path / "other.yaml").write_text(json.dumps({"data": cached, "stream": stream | {"seed": 1}}))
-    folder.mkdir()
-    bucket.line = Line(bytes_per_s=250_000)
     command = [sys.executable, "-m", "rfstream.cli", "ledger", str(tmp_path / "other.yaml")]
-    other = subprocess.Popen([*command, "--out", str(tmp_path / "other")], cwd=ROOT, text=True, stderr=subprocess.PIPE)
-    loader = ray_loader(config)
-    assert isinstance(loader, RankLoader)
-    with sampled(lambda: taken(folder), 0.002) as seen, loader:
-        first = iter(loader)
-        rows = ledger_rows(next(first), 0, 1)
-        _kill_while_it_fills(other)
+    bucket.line = Line(bytes_per_s=60_000)
+    other = subprocess.Popen([*command, "--out", str(tmp_path / "other")], cwd=ROOT)
+
+    def theirs() -> list[psutil.Process]:
+        return [psutil.Process(other.pid), *psutil.Process(other.pid).children(recursive=True)]
+
+    def ours() -> list[psutil.Process]:
+        return list({*psutil.Process().children(recursive=True)} - {*theirs()})
+
+    def kill() -> None:
+        """Kill the other run, with all its processes, while one of them fills a shard and this one needs one too."""
+        _await(lambda: any(_holds(process.pid, ".shard", ".part") for process in ours()))
+        _await(lambda: any(_holds(process.pid, ".part") for process in theirs()))
+        for process in theirs():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        other.wait()
         assert list(folder.glob("*.part"))
         bucket.line = Line()
-        rows += [row for batch in first for row in ledger_rows(batch, 0, 1)]
+
+    _await(lambda: any(_holds(process.pid, ".part") for process in theirs()))
+    loader = ray_loader(Config(data=cached, stream=stream, decode={"actors": (1, 1)}))
+    assert isinstance(loader, RankLoader)
+    with ThreadPoolExecutor() as beside, sampled(lambda: taken(folder), 0.002) as seen, loader:
+        killed = beside.submit(kill)
+        rows = [row for batch in loader for row in ledger_rows(batch, 0, 1)]
+        killed.result()
         bucket.requests.clear()
         rows += [row for batch in loader for row in ledger_rows(batch, 0, 1)]
         assert bucket.requests.total() == 0
