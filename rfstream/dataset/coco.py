@@ -18,6 +18,7 @@ from rfstream.errors import DatasetError
 ROBOFLOW_FILE = "_annotations.coco.json"
 LOOKED_FOR = f"SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO)"
 _COCO, _ROBOFLOW = "annotations/instances_*.json", f"*/{ROBOFLOW_FILE}"
+_OF_IMAGE = ("id", "file_name", "width", "height")
 _JSON_FILES = ("*.json", "annotations/*.json")
 
 
@@ -121,9 +122,16 @@ def _kept(key: str, value: object) -> object:
     """What is kept of a member: a list is an iterator that has not begun."""
     if key == "annotations" and isinstance(value, Iterator):
         return _annotations(value)
-    if key in ("images", "categories") and isinstance(value, Iterator):
+    if key == "images" and isinstance(value, Iterator):
+        return [_used(image) for image in value]
+    if key == "categories" and isinstance(value, Iterator):
         return list(value)
     return None
+
+
+def _used(image: object) -> object:
+    """An image without what a pack has no place for, such as URLs: there may be millions."""
+    return {name: image[name] for name in _OF_IMAGE if name in image} if isinstance(image, dict) else image
 
 
 def _annotations(entries: Iterator[object]) -> Annotations | None:
