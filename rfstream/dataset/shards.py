@@ -38,13 +38,18 @@ class Item:
 
     @property
     def tar_bytes(self) -> int:
-        """What the sample takes up in a tar: two headers and two padded payloads."""
-        return self.tar_end + tables.padded(len(self.sidecar)) - len(self.sidecar)
+        """What the sample takes up in a tar."""
+        return tar_bytes(self.size, len(self.sidecar))
 
     @property
     def tar_end(self) -> int:
         """The same without what pads its last payload."""
         return 2 * tables.BLOCK + tables.padded(self.size) + len(self.sidecar)
+
+
+def tar_bytes(image_size: int, sidecar_size: int) -> int:
+    """What a sample takes up in a tar: two headers and two padded payloads."""
+    return 2 * tables.BLOCK + tables.padded(image_size) + tables.padded(sidecar_size)
 
 
 @dataclass(frozen=True, slots=True)
