@@ -216,7 +216,7 @@ def _file_sizes(folder: Path, names: list[str]) -> list[int | None]:
 def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[dict[str, Any]]) -> Item:
     name = image["file_name"]
     sidecar = {"image_id": image["id"], "file_name": name, "annotations": annotations}
-    width, height = (_pixels(image.get(side)) for side in ("width", "height"))
+    width, height = (pixels(image.get(side)) for side in ("width", "height"))
     data = json.dumps(sidecar).encode()
     if len(data) > tables.MAX_SIDECAR:
         raise DatasetError(
@@ -226,6 +226,6 @@ def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[d
     return Item(f"{folder}/{name}", _extension(name), size, data, width, height, len(annotations))
 
 
-def _pixels(value: object) -> int | None:
+def pixels(value: object) -> int | None:
     """A plausible image side, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
