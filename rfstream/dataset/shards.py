@@ -158,8 +158,8 @@ def members_of(
 
     Raises:
         DatasetError: if a member is no plain file or its name leaves the folder.
-        tarfile.TarError: if the tar is damaged, or does not end as one does: where a header is damaged or cut, iterating
-            over members ends without a word.
+        tarfile.TarError: if the tar is damaged, or does not end as one does. (Where a header is damaged or cut,
+            ``tarfile`` ends without a word.)
     """
     for member in tar:
         if member.isdir() or skipped(member.name):
