@@ -241,7 +241,7 @@ def test_what_follows_the_first_dot_tells_members_apart(tmp_path: Path) -> None:
     said = coco(annotation(), image_id=7, file_name="x.jpg", width=640, height=480)
     members = [(f"v1.0/000.{ext}", ext.encode()) for ext in ("left.JPG", "right.jpg", "seg.png")]
     path = write(tmp_path / "train.tar", [*members, ("v1.0/000.Boxes.json", said), ("v1.0/000.json", b"[]")])
-    (found,) = read(indexed(path, {"image": "left.jpg", "json": "boxes.json"}))
+    (found,) = read(indexed(path, {"image": "left.JPG", "json": "Boxes.json"}))
     assert (found.key, found.image, found.width, found.height) == ("v1.0/000", b"left.JPG", 640, 480)
     own = annotation(image_id=7)
     assert json.loads(found.sidecar) == {"image_id": 7, "file_name": "x.jpg", "annotations": [own]}

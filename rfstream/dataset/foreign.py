@@ -24,6 +24,7 @@ from rfstream.dataset.shards import ForeignSplit, WrittenShard
 from rfstream.errors import DatasetError
 
 _TABLES = (".samples.parquet", ".fragments.parquet")
+_FILES = (".tar", ".tgz", ".parquet")
 _WILD = "*?["
 _INDEX = "-index.json"
 
@@ -70,33 +71,41 @@ def index_foreign(
 
 def _shards(path: str, split: str) -> tuple[str, list[str]]:
     """The folder of the files that are meant, and their names."""
-    try:
-        paths = list(dict.fromkeys(braceexpand(path.rstrip("/")))) if "{" in path else [path.rstrip("/")]
-    except ValueError:
-        raise DatasetError(
-            f"{path}: a brace is not closed; write a pattern as in 'train-{{000000..000188}}.tar'"
-        ) from None
-    folders, patterns = zip(
-        *((folder, name) for folder, _, name in (path.rpartition("/") for path in paths)), strict=True
-    )
-    if len(set(folders)) > 1:
-        raise DatasetError(f"{path}: means files in several folders, such as {folders[0]} and {folders[-1]}; index one")
-    folder = folders[0]
-    if len(paths) == 1 and not any(sign in patterns[0] for sign in (*_WILD, ".tar", ".tgz", ".parquet")):
-        folder, patterns = paths[0], tuple(f"{split}{rest}" for rest in ("-*.tar", ".tar", "-*.parquet", ".parquet"))
-    there = [name for name in sorted(storage.sizes_in(folder or ".")) if not name.endswith(_TABLES)]
+    folder, patterns = _patterns(path, split)
     exact = {pattern for pattern in patterns if not any(sign in pattern for sign in _WILD)}
     wild = [pattern for pattern in patterns if pattern not in exact]
+    there = [name for name in sorted(storage.sizes_in(folder)) if not name.endswith(_TABLES)]
     names = [name for name in there if name in exact or any(fnmatchcase(name, pattern) for pattern in wild)]
     if not names:
         raise DatasetError(
             f"{path}: no file {' or '.join(patterns[:4])} there ({', '.join(there[:3]) or 'no files'}); name them "
             "with a pattern, as in 'data/train-*.tar'"
         )
-    absent = sorted(exact - set(names)) if len(paths) > 1 else []
+    absent = sorted(exact - set(names)) if "{" in path else []
     if absent:
-        raise DatasetError(f"{path}: {len(absent)} of {len(paths)} files are not there, the first is {absent[0]}")
-    return folder or ".", names
+        raise DatasetError(
+            f"{path}: {len(absent)} of {len(patterns)} files are not there, the first is {absent[0]}; copy them there, "
+            "or leave them out of the pattern"
+        )
+    return folder, names
+
+
+def _patterns(path: str, split: str) -> tuple[str, list[str]]:
+    """A folder, and names or patterns of files in it."""
+    path = path.rstrip("/")
+    try:
+        paths = list(dict.fromkeys(braceexpand(path))) if "{" in path else [path]
+    except ValueError:
+        raise DatasetError(
+            f"{path}: a brace is not closed; write a pattern as in 'train-{{000000..000188}}.tar'"
+        ) from None
+    folders = [path.rpartition("/")[0] for path in paths]
+    if len(set(folders)) > 1:
+        raise DatasetError(f"{path}: means files in several folders, such as {folders[0]} and {folders[-1]}; index one")
+    patterns = [path.rpartition("/")[2] for path in paths]
+    if "{" in path or any(sign in patterns[0] for sign in (*_WILD, *_FILES)):
+        return folders[0] or ".", patterns
+    return path, [f"{split}{rest}" for rest in ("-*.tar", ".tar", "-*.parquet", ".parquet")]
 
 
 def _format(path: str, shards: Sequence[str]) -> PackFormat:

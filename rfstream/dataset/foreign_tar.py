@@ -90,7 +90,7 @@ def find_tars(urls: Sequence[str], named: Mapping[str, str], names: str | None) 
 
 def _columns(url: str, named: Mapping[str, str]) -> dict[str, str]:
     """Where what is said stands, as the first sample has it."""
-    ext = named.get("json", _JSON)
+    ext = named.get("json", _JSON).lower()
     with open_tar(url) as tar:
         for member in members_of(url, tar, _is_skipped):
             if split_name(member.name)[1] == ext:
@@ -104,7 +104,7 @@ def _columns(url: str, named: Mapping[str, str]) -> dict[str, str]:
         found = columns_of(data, named)
     except ValueError as error:
         raise DatasetError(f"{url}: member {member.name!r} {error}") from None
-    return ({"image": named["image"]} if "image" in named else {}) | {"json": ext} | found
+    return ({"image": named["image"].lower()} if "image" in named else {}) | {"json": ext} | found
 
 
 def _is_skipped(name: str) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rfstream.errors import SampleError
 from rfstream.plan.keys import IntArray
 
 _CACHED_SHARDS = 256
+_in_order = attrgetter("shard", "start", "end")  # in a fraction of the time that comparing spans takes
 _COLUMNS = pa.schema([tables.SAMPLES.field(name) for name in ("key", *tables.PLACE, *tables.STATED)])
 
 
@@ -56,7 +58,7 @@ class TarReader(SampleReader):
             SampleError: if a shard ends before a sample does; names shard and key.
         """
         places = self._places(np.asarray(rows, dtype=np.int64))
-        spans = sorted({span for place in places for span in (place.image, place.sidecar)})
+        spans = sorted({span for place in places for span in (place.image, place.sidecar)}, key=_in_order)
         found = dict(zip(spans, self._files.fetch(spans), strict=True))
         return [self._sample(place, found) for place in places]
 
