@@ -351,6 +351,11 @@ REFUSED: list[tuple[Members, dict[str, str], str]] = [
     ([*sample("a"), linked(tarfile.SYMTYPE)], {}, r"member 'b.jpg' is a link, device or sparse file"),
     ([*sample("a"), linked(tarfile.LNKTYPE)], {}, r"member 'b.jpg' is a link, device or sparse file"),
     ([*sample("a"), ("../b.jpg", b"i")], {}, r"member '../b.jpg' is absolute or leaves its folder"),
+    (
+        sample("a"),
+        {"width": "w"},
+        r"'a.json' has no field 'w'; say where 'width' stands with --columns width=NAME \(it has",
+    ),
     (sample("a", b"{"), {}, r"member 'a.json' is not valid JSON"),
     (sample("a", b"[" * 200_000), {}, r"member 'a.json' is not valid JSON"),
     (sample("a", b"[]"), {}, r"member 'a.json' is no JSON object"),

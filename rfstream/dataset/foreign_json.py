@@ -67,11 +67,17 @@ def columns_of(data: bytes, named: Mapping[str, str]) -> dict[str, str]:
     ``named`` is what the user says of that.
 
     Raises:
-        ValueError: if it has no annotations in either form, or in both.
+        ValueError: if it lacks what is named, or has no annotations in either form, or in both.
     """
     document = _document(data)
     paths = {name: named.get(name, name) for name in NAMES if name not in MEMBERS}
-    there = {name for name, path in paths.items() if name in named or _at(document, path) is not None}
+    there = {name for name, path in paths.items() if _at(document, path) is not None}
+    for name in paths:
+        if name in named and name not in there:
+            raise ValueError(
+                f"has no field {named[name]!r}; say where {name!r} stands with --columns {name}=NAME "
+                f"(it has {', '.join(document) or 'nothing'})"
+            )
     coco = "annotations" in there and not any(name in named for name in _LISTS)
     listed = there.issuperset(_REQUIRED) and "annotations" not in named
     if coco == listed:
