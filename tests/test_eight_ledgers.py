@@ -105,8 +105,8 @@ def ledger_of(path: str) -> pa.Table:
 def test_eight_ledgers_hold_one_content(layouts: Path, bucket: BadStorage, tmp_path: Path) -> None:
     """Keys, augmented pixels and targets are equal, bit for bit, at every position of a shuffled epoch.
 
-    Each layout is once on disk and once in the bucket, and each format twice. The ids of images and annotations, which not all
-    layouts have, are in no ledger.
+    Each layout is once on disk and once in the bucket, and each format twice on either. The ids of images
+    and annotations, which not all layouts have, are in no ledger.
     """
     ledgers = {}
     for at, layout in enumerate(LAYOUTS):
