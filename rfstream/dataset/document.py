@@ -20,7 +20,7 @@ from rfstream.dataset import tables
 from rfstream.dataset.annotations import Annotations, distinct
 from rfstream.dataset.index import IMAGE_EXTENSIONS, CategoryIds, check_categories, check_inside
 from rfstream.dataset.items import Items, Planned, sidecar_sizes
-from rfstream.dataset.values import is_int64, short
+from rfstream.dataset.values import is_int64, pixels, short
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
 
@@ -150,7 +150,7 @@ def _planned(document: Document) -> Iterator[Planned]:
                 f"{path}: its {len(own):,} annotations take {sidecar_size:,} bytes as JSON and one image's "
                 f"may take {tables.MAX_SIDECAR:,}; simplify their outlines, or take some out"
             )
-        width, height = (_pixels(image.get(side)) for side in ("width", "height"))
+        width, height = (pixels(image.get(side)) for side in ("width", "height"))
         yield Planned(path, _extension(name), size, width, height, about[at], document.annotations, own, sidecar_size)
 
 
@@ -160,8 +160,3 @@ def _by_image(document: Document) -> tuple[IntArray, IntArray, IntArray]:
     rows = np.argsort(stated, kind="stable")
     ids = np.array([image["id"] for image in document.images], dtype=np.int64)
     return rows, np.searchsorted(stated, ids, "left", rows), np.searchsorted(stated, ids, "right", rows)
-
-
-def _pixels(value: object) -> int | None:
-    """A plausible image side, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None

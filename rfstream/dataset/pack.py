@@ -324,7 +324,7 @@ def index_pack(path: str, split: str) -> SplitIndex:
     """
     index = read_index(path, split)
     if index.columns is not None:
-        raise DatasetError(f"{path}: split {split!r} is Parquet that rfstream did not write; {index.reindex}")
+        raise DatasetError(f"{path}: split {split!r} has shards that rfstream did not write; {index.reindex}")
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         shards = list(pool.map(lambda i: scan(index, i), range(len(index.shards))))
     counts = [len(samples) for samples, _ in shards]

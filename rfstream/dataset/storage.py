@@ -202,8 +202,10 @@ def read_near(
     return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
 
 
-def open_binary(url: str, deadline_s: float = DEADLINE_S) -> IO[bytes]:
+def open_binary(url: str, deadline_s: float = DEADLINE_S, buffer: int = _BUFFER) -> IO[bytes]:
     """A seekable binary file at ``url``, for reading; the caller closes it.
+
+    Of a remote one ``buffer`` bytes are read at once.
 
     Raises:
         DatasetError: if it can't be opened; of a remote one, from its reads too.
@@ -212,7 +214,7 @@ def open_binary(url: str, deadline_s: float = DEADLINE_S) -> IO[bytes]:
     if local is not None:
         with explained(url, "read"):
             return local.open("rb")
-    return io.BufferedReader(_RemoteFile(url, size_of(url, deadline_s), deadline_s), _BUFFER)
+    return io.BufferedReader(_RemoteFile(url, size_of(url, deadline_s), deadline_s), buffer)
 
 
 def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:

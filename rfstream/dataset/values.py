@@ -17,6 +17,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38 and value == value
 
 
+def pixels(value: object) -> int | None:
+    """A plausible image side, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
+
+
 def short(value: object) -> str:
     """``value`` for a message, in at most 60 characters."""
     text = "absent" if value is None else repr(value)

@@ -62,7 +62,8 @@ class Pipeline:
         if assembly != "auto":
             return assembly == "fused"
         # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
-        return local_path(self.index.shards_at) is not None and self.index.columns is None
+        by_groups = self.index.format == "parquet" and self.index.columns is not None
+        return local_path(self.index.shards_at) is not None and not by_groups
 
     @property
     def reader(self) -> ReaderSpec:
