@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from packing import SMALL, files_in, pack_small
+from packing import SMALL, files_in, in_bucket, pack_small
 from s3 import BUCKET
 
 from benchmarks.bad_storage import BadStorage, Line
@@ -54,10 +54,6 @@ def line(s3_bucket: BadStorage) -> Iterator[BadStorage]:
     s3_bucket.requests.clear()
     yield s3_bucket
     s3_bucket.line, s3_bucket.mode = Line(), "well"
-
-
-def in_bucket(url: str) -> dict[str, bytes]:
-    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes_in(url)}
 
 
 def version(url: str, name: str) -> str:

@@ -87,8 +87,8 @@ class TarReader(SampleReader):
                 f"at {span.start + len(data)}: it is truncated; copy or pack it again"
             )
         image, sidecar = (bytes(data[a - span.start : b - span.start]) for a, b in (place.image, place.sidecar))
-        stated = (pixels or None for pixels in place.stated)
-        return EncodedSample(shard, place.key, image, sidecar, place.row, place.image[0], *stated)
+        width, height = (pixels or None for pixels in place.stated)
+        return EncodedSample(shard, place.key, image, sidecar, place.row, place.image[0], width, height)
 
 
 def _shard_rows(files: PackFiles, shard: int) -> _ShardRows:
