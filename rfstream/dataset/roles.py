@@ -26,8 +26,8 @@ def split_of(config: Config, role: str) -> Split:
     absent = next((pack for _, pack in having if not _has(config, pack, role)), None)
     if absent is not None:
         raise DatasetError(
-            f"{absent.path}: has no split {config.data.split_name(absent, role)!r}; in data.path give this pack "
-            f"`splits: {{{role}: ...}}` with the name of its own, or null to leave it out"
+            f"{absent.path}: no split {config.data.split_name(absent, role)!r} is packed there; correct the path, or "
+            f"give this pack `splits: {{{role}: ...}}` with a name that it has, or null to leave it out"
         )
     spaces = [_space(config, pack) for pack in packs]
     categories, ids = mixed_categories(spaces, [pack.categories for pack in packs])
