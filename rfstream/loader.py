@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from rfstream.batch import Batch, batch_of
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.mixture import Split
 from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
 from rfstream.plan.windows import Windows, evaluation_batches
@@ -49,7 +49,7 @@ class RankLoader(Generic[B]):
         hand_over: HandOver,
         to_batch: ToBatch[B] = batch_of,  # type: ignore[assignment]  # B's default goes with it
     ) -> None:
-        self.index: SplitIndex = pipeline.index
+        self.index: Split = pipeline.index
         self.windows_of_epoch: Windows = pipeline.plan.windows
         self.rank = hand_over.peers.rank
         self.epoch = 0
@@ -126,7 +126,7 @@ class RankLoader(Generic[B]):
         """What must be equal for a saved place to mean the same samples and pixels."""
         plan, decode = self._pipeline.plan, self._pipeline.decode
         return {
-            "pack": self.index.digest,
+            **self.index.fingerprint(),
             "seed": plan.seed,
             "shuffle": plan.shuffle,
             "block_bytes": plan.block_bytes,
@@ -204,7 +204,7 @@ class EvaluationLoader(Generic[B]):
         *,
         even: bool = False,
     ) -> None:
-        self.index: SplitIndex = pipeline.index
+        self.index: Split = pipeline.index
         self.rank = rank
         self.world_size = world_size
         self._pipeline = pipeline

@@ -33,6 +33,7 @@ class EncodedSample:
 
     ``row`` is its row in the index, ``offset`` the byte of the shard where the image begins. ``width`` and ``height``
     are what the dataset's annotations said of the image, in pixels; None where they did not, or the pack does not tell.
+    ``pack`` is the number of its pack in a mixture.
     """
 
     shard: str
@@ -43,6 +44,7 @@ class EncodedSample:
     offset: int
     width: int | None = None
     height: int | None = None
+    pack: int = 0
 
 
 class SampleReader(ABC):

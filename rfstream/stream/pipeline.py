@@ -13,9 +13,9 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
 from rfstream.dataset.cache import ShardCache
-from rfstream.dataset.index import SplitIndex, has_split, read_index
-from rfstream.dataset.storage import local_path
-from rfstream.errors import ConfigError, DatasetError
+from rfstream.dataset.mixture import Split
+from rfstream.dataset.roles import label_space, split_of
+from rfstream.errors import ConfigError
 from rfstream.plan.position import Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
@@ -25,9 +25,10 @@ from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
-    ReaderSpec,
+    Reads,
     StagedDecode,
     evaluation_functions,
+    reads_of,
     training_functions,
 )
 
@@ -51,7 +52,7 @@ class Pipeline:
     """A split as a Ray Data job, ready to be built from any position."""
 
     config: Config
-    index: SplitIndex
+    index: Split
     plan: StreamPlan
     decode: DecodeSpec
 
@@ -61,15 +62,13 @@ class Pipeline:
         assembly = self.config.stream.assembly
         if assembly != "auto":
             return assembly == "fused"
-        # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
-        by_groups = self.index.format == "parquet" and self.index.columns is not None
-        return local_path(self.index.shards_at) is not None and not by_groups
+        return self.index.at_hand  # else all that a block needs at once
 
     @property
-    def reader(self) -> ReaderSpec:
-        """Which pack the tasks read."""
+    def reader(self) -> Reads:
+        """What the tasks read."""
         cache = self.config.data.cache
-        return ReaderSpec.of(self.index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+        return reads_of(self.index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -140,41 +139,14 @@ def build_pipeline(
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
     stream = config.stream
-    index = packed_split(config, config.data.splits.get(split, split))
-    grad_accum = stream.accumulation(world_size)
-    windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
-    plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
+    index = split_of(config, split)
+    fragments, grad_accum = index.fragments(), stream.accumulation(world_size)
+    windows = Windows(fragments.total, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
+    plan = StreamPlan(fragments, windows, stream.seed, stream.shuffle, int(stream.block_bytes))
     return Pipeline(config, index, plan, decode or _detection(config, index, training=training))
 
 
-def packed_split(config: Config, split: str) -> SplitIndex:
-    """The index of the pack's ``split``, as ``config`` says where it is and how long to wait.
-
-    Raises:
-        DatasetError: see :func:`rfstream.dataset.index.read_index`.
-    """
-    return read_index(config.data.path, split, config.data.shards, config.stream.deadline_s)
-
-
-def label_space(config: Config, index: SplitIndex) -> SplitIndex:
-    """The index whose categories number the labels of ``index``: the training split's, so that all splits agree.
-
-    Raises:
-        DatasetError: if the two splits were packed under different category policies.
-    """
-    train = config.data.splits.get("train", "train")
-    if index.split == train or not has_split(config.data.path, train, config.stream.deadline_s):
-        return index
-    space = packed_split(config, train)
-    if space.category_ids != index.category_ids:
-        raise DatasetError(
-            f"{config.data.path}: split {train} was packed with category_ids={space.category_ids} and split "
-            f"{index.split} with {index.category_ids}, so their labels differ: pack both alike"
-        )
-    return space
-
-
-def _detection(config: Config, index: SplitIndex, *, training: bool) -> DetectionSpec:
+def _detection(config: Config, index: Split, *, training: bool) -> DetectionSpec:
     transform = config.augment.cpu if training else config.augment.eval
     return DetectionSpec(
         seed=config.stream.seed,
@@ -185,6 +157,7 @@ def _detection(config: Config, index: SplitIndex, *, training: bool) -> Detectio
         pad_multiple=config.decode.pad_multiple,
         exif=config.decode.exif,
         max_pixels=config.decode.max_pixels,
+        pack_ids=index.pack_ids,
     )
 
 

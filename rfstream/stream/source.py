@@ -14,6 +14,7 @@ from ray.data.block import BlockMetadata
 
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.mixture import MixedReader, MixedSplit, Split
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.reader import EncodedSample, SampleReader
 from rfstream.dataset.retry import DEADLINE_S
@@ -44,9 +45,35 @@ class ReaderSpec:
         return ReaderSpec(*where, index.deadline_s, cache)
 
 
+@dataclass(frozen=True)
+class MixedReaderSpec:
+    """Of each pack of a mixture the row of its first sample, its number, and how it is read."""
+
+    packs: tuple[tuple[int, int, ReaderSpec], ...]
+
+
+Reads = ReaderSpec | MixedReaderSpec
+
+
+def reads_of(split: Split, cache: ShardCache | None = None) -> Reads:
+    """What travels with a task so that it can read samples of ``split``; remote shards are kept in ``cache``."""
+    if isinstance(split, MixedSplit):
+        packs = zip(split.first_rows[:-1], split.packs, strict=True)
+        return MixedReaderSpec(tuple((first, pack.number, ReaderSpec.of(pack.index, cache)) for first, pack in packs))
+    return ReaderSpec.of(split, cache)
+
+
 @lru_cache(maxsize=8)
-def reader_of(spec: ReaderSpec) -> SampleReader:
+def reader_of(spec: Reads) -> SampleReader | MixedReader:
     """This process's reader for ``spec``."""
+    if isinstance(spec, MixedReaderSpec):
+        return MixedReader(
+            [(first, number, pack.shards_at or pack.path, _pack_reader(pack)) for first, number, pack in spec.packs]
+        )
+    return _pack_reader(spec)
+
+
+def _pack_reader(spec: ReaderSpec) -> SampleReader:
     reader = ParquetReader if spec.format == "parquet" else TarReader
     return reader(spec.path, spec.split, spec.digest, spec.shards_at, spec.deadline_s, spec.cache)
 
@@ -55,7 +82,7 @@ def reader_of(spec: ReaderSpec) -> SampleReader:
 class PackSubstitutes:
     """Substitutes of bad samples out of the whole split: see :class:`rfstream.stream.decode.Substitutes`."""
 
-    reader: ReaderSpec
+    reader: Reads
     rows: int
     seed: int
 
@@ -96,7 +123,7 @@ def training_functions(
     start: Position,
     epochs: int,
     batches_per_task: int,
-    reader: ReaderSpec,
+    reader: Reads,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
@@ -116,7 +143,7 @@ def evaluation_functions(
     rank: int,
     world_size: int,
     per_task: int,
-    reader: ReaderSpec,
+    reader: Reads,
     decode: DecodeSpec,
 ) -> Iterator[tuple[ReadFn, int]]:
     """Read functions of one rank's evaluation batches, each ``(lo, hi)`` rows of the index."""
@@ -145,15 +172,13 @@ class StagedDecode:
             yield to_row(self._decoder.batch(chosen, epoch, m, m * size))
 
 
-def _read_decoded(
-    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None
-) -> Iterator[pa.Table]:
+def _read_decoded(task: Task, reader: Reads, decode: DecodeSpec, substitutes: Substitutes | None) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, reader: ReaderSpec, batches_per_row: int) -> Iterator[pa.Table]:
+def _read_encoded(task: Task, reader: Reads, batches_per_row: int) -> Iterator[pa.Table]:
     # The whole block at once: its samples lie in few fragments, each one range request.
     samples = reader_of(reader).read(task.rows(task.lo, task.hi))
     for i, chosen in _parts(samples, 0, batches_per_row * task.batch_size):
@@ -167,7 +192,7 @@ def _parts(samples: Sequence[EncodedSample], first: int, size: int) -> Iterator[
 
 
 def _read_evaluation(
-    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReaderSpec, decode: DecodeSpec
+    batches: Sequence[tuple[int, tuple[int, int]]], reader: Reads, decode: DecodeSpec
 ) -> Iterator[pa.Table]:
     for number, (lo, hi) in batches:
         samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))
@@ -182,6 +207,7 @@ _PLACE = pa.struct(
         ("offset", pa.int64()),
         ("width", pa.int64()),
         ("height", pa.int64()),
+        ("pack", pa.int64()),
     ]
 )
 """What encoded batches say of each sample beside its bytes."""

@@ -10,7 +10,9 @@ import numpy as np
 from rich.table import Table
 
 from rfstream.config import Config
+from rfstream.dataset.mixture import MixedSplit
 from rfstream.errors import DatasetError
+from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import EpochOrder
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import decoder_of
@@ -79,17 +81,33 @@ def plan_report(config: Config, world_size: int) -> Table:
         ConfigError, DatasetError, PlanError: if it can't run at all.
     """
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    table = Table(title=f"{config.data.path}, split {pipeline.index.split}", show_header=False)
+    table = Table(title=f"{config.data.name}, split {pipeline.index.split}", show_header=False)
     order = pipeline.plan.order(0)
-    for name, value in [*_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
+    for name, value in [*_pack_rows(pipeline), *_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
         table.add_row(name, value)
     return table
+
+
+def _pack_rows(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """What each pack of a mixture gives to an epoch."""
+    split, mixture = pipeline.index, pipeline.plan.fragments
+    if not isinstance(split, MixedSplit) or not isinstance(mixture, Mixture):
+        return []
+    rows = [
+        (
+            f"pack {pack.number}",
+            f"{pack.index.path}: {pack.index.num_samples:,} samples x {pack.weight:g} = {share.per_epoch:,} an epoch, "
+            f"{share.per_epoch / mixture.total:.1%}",
+        )
+        for pack, share in zip(split.packs, mixture.shares, strict=True)
+    ]
+    return [*rows, ("classes", ", ".join(split.class_names()))]
 
 
 def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     windows = pipeline.plan.windows
     block = order.block_bytes()
-    nbytes = pipeline.plan.fragments.nbytes
+    nbytes = order.fragments.nbytes
     per_read = (
         f"{_size(np.median(nbytes))} a fragment" if not pipeline.fused else f"{_size(nbytes.sum() / order.samples)}"
     )

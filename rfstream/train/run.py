@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rfstream.config import Config, import_object
+from rfstream.config import Config, PackConfig, import_object
 from rfstream.dataset import storage
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
@@ -47,11 +47,16 @@ def _located(config: Config) -> Config:
         local = storage.local_path(path)
         return path if local is None else str(local.absolute())
 
-    run = config.train
+    run, path = config.train, config.data.path
+    where: str | list[PackConfig]
+    if isinstance(path, str):
+        where = absolute(path)
+    else:
+        where = [pack.model_copy(update={"path": absolute(pack.path)}) for pack in path]
     resume = None if run.resume is None else absolute(run.resume)
     return config.model_copy(
         update={
-            "data": config.data.model_copy(update={"path": absolute(config.data.path)}),
+            "data": config.data.model_copy(update={"path": where}),
             "train": run.model_copy(update={"output": absolute(run.output), "resume": resume}),
         }
     )
