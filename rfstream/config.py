@@ -22,7 +22,19 @@ MAX_PIXELS = 178_956_970
 limit."""
 Exif = Literal["ignore", "transpose"]
 Mismatch = Literal[
-    "pack", "seed", "shuffle", "block_bytes", "window_samples", "tail", "transform", "masks", "exif", "rfdetr"
+    "pack",
+    "seed",
+    "shuffle",
+    "block_bytes",
+    "window_samples",
+    "tail",
+    "transform",
+    "masks",
+    "exif",
+    "rfdetr",
+    "pool_size",
+    "delta_timestamps",
+    "cameras",
 ]
 """What a state's fingerprint holds (see ``RankLoader.fingerprint``)."""
 
@@ -44,13 +56,28 @@ class DataConfig(_Section):
     """Where the packed dataset is."""
 
     path: Annotated[str, Field(min_length=1)]
-    """Folder of the pack: a local path or any fsspec URL."""
+    """Folder of the pack, or of a LeRobot dataset: a local path or any fsspec URL."""
+    format: Literal["pack", "lerobot"] = "pack"
+    """What is there: a pack of images, or a LeRobot v3 dataset of episodes."""
     shards: Annotated[str, Field(min_length=1)] | None = None
     """Folder or URL of the shards, if they are not in ``path``: of Parquet files that were indexed where they lie."""
     splits: dict[str, str] = {"train": "train", "val": "val"}
     """Role (what code asks for) -> split name in the pack."""
     cache: CacheConfig | None = None
     """Keep shards of a remote pack on each node's disk."""
+
+
+class EpisodesConfig(_Section):
+    """What a sample of a LeRobot dataset holds, and which episodes are streamed."""
+
+    select: list[Annotated[int, Field(ge=0)]] | None = None
+    """Numbers of the episodes to stream, of those in the split; ``null`` for all. Their order is the dataset's."""
+    delta_timestamps: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
+    """Feature -> window around a frame in seconds, each a multiple of 1/fps."""
+    cameras: list[str] | None = None
+    """Cameras to stream; ``null`` for all."""
+    pool_size: Positive = 16
+    """Whole episodes whose frames are permuted together, as far as ``stream.block_bytes`` allows."""
 
 
 class StreamConfig(_Section):
@@ -228,7 +255,25 @@ class Config(_Section):
     stream: StreamConfig = StreamConfig()
     decode: DecodeConfig = DecodeConfig()
     augment: AugmentConfig = AugmentConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _of_one_format(self) -> Config:
+        if self.data.format == "pack":
+            if "episodes" in self.model_fields_set:
+                raise ValueError("episodes is for data.format: lerobot; leave it out")
+            return self
+        of_images = {
+            "data.shards": self.data.shards,
+            "data.cache": self.data.cache,
+            "augment.cpu": self.augment.cpu,
+            "augment.eval": self.augment.eval,
+        }
+        for key, value in of_images.items():
+            if value is not None:
+                raise ValueError(f"{key} has no part in data.format: lerobot; leave it out")
+        return self
 
     def __init__(self, **values: Any) -> None:
         """Validate keyword arguments, nested ones as mappings or models.

@@ -16,6 +16,7 @@ from rfstream.dataset import storage, tables
 from rfstream.dataset.retry import DEADLINE_S
 from rfstream.errors import DatasetError
 from rfstream.plan.order import Fragments
+from rfstream.plan.position import Fingerprint
 
 INDEX_VERSION = 1
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
@@ -106,6 +107,10 @@ class SplitIndex:
         for category_id, label in labels.items():
             names[label] = by_id[category_id]
         return names
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal rows to mean equal samples."""
+        return {"pack": self.digest}
 
     def fragments(self) -> Fragments:
         """Contiguous runs of samples of about 8 MiB, in pack order.

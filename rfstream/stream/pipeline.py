@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
@@ -15,8 +15,12 @@ from rfstream.config import Config
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import SplitIndex, has_split, read_index
 from rfstream.dataset.storage import local_path
+from rfstream.episodes.decode import EpisodeSpec
+from rfstream.episodes.index import episode_layout, read_episode_index
+from rfstream.episodes.reader import EpisodeReaderSpec
 from rfstream.errors import ConfigError, DatasetError
-from rfstream.plan.position import Position
+from rfstream.plan.order import Fragments
+from rfstream.plan.position import Fingerprint, Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
@@ -26,6 +30,7 @@ from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
     ReaderSpec,
+    ReadSpec,
     StagedDecode,
     evaluation_functions,
     training_functions,
@@ -46,29 +51,48 @@ PREFETCHED = 2
 """Batches that a rank holds ready: one being consumed, one behind it."""
 
 
+class StreamIndex(Protocol):
+    """What a stream knows of its split, whatever the samples are."""
+
+    @property
+    def split(self) -> str:
+        """Name of the split."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that stand for its content."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the split."""
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal rows to mean equal samples."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """A split as a Ray Data job, ready to be built from any position."""
+    """A split as a Ray Data job, ready to be built from any position.
+
+    ``at_hand``: single samples are read at little cost, so that decode actors may read them.
+    """
 
     config: Config
-    index: SplitIndex
+    index: StreamIndex
     plan: StreamPlan
+    reader: ReadSpec
     decode: DecodeSpec
+    at_hand: bool
 
     @property
     def fused(self) -> bool:
         """Whether reading happens inside the decode actors."""
         assembly = self.config.stream.assembly
-        if assembly != "auto":
-            return assembly == "fused"
-        # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
-        return local_path(self.index.shards_at) is not None and self.index.columns is None
-
-    @property
-    def reader(self) -> ReaderSpec:
-        """Which pack the tasks read."""
-        cache = self.config.data.cache
-        return ReaderSpec.of(self.index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+        return self.at_hand if assembly == "auto" else assembly == "fused"
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -106,7 +130,7 @@ class Pipeline:
         encoded = self._read(functions, largest, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
-            fn_constructor_args=(self.decode, self.substitutes),
+            fn_constructor_args=(self.reader, self.decode, self.substitutes),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -145,12 +169,42 @@ def build_pipeline(
     Raises:
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
+    name = config.data.splits.get(split, split)
+    if config.data.format == "lerobot":
+        if decode is not None:
+            raise ConfigError(
+                f"data.format: lerobot has no samples for {type(decode).__name__}: name a pack in data.path"
+            )
+        return _of_episodes(config, name, world_size, training=training)
+    index = packed_split(config, name)
+    plan = _plan(config, index.fragments(), int(config.stream.block_bytes), world_size, training=training)
+    cache = config.data.cache
+    reader = ReaderSpec.of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+    # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
+    at_hand = local_path(index.shards_at) is not None and index.columns is None
+    return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), at_hand)
+
+
+def _of_episodes(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
+    """The job for a split of a LeRobot dataset: an episode is a fragment, and a pool of them a shuffle block."""
+    asked, root, deadline_s = config.episodes, config.data.path, config.stream.deadline_s
+    select = None if asked.select is None else tuple(asked.select)
+    layout = episode_layout(root, asked.delta_timestamps, asked.cameras, deadline_s)
+    index = read_episode_index(root, split, select, layout, asked.pool_size, deadline_s)
+    pool_bytes = max(int(config.stream.block_bytes) // asked.pool_size, 1) * asked.pool_size
+    plan = _plan(config, index.fragments(pool_bytes), pool_bytes, world_size, training=training)
+    reader = EpisodeReaderSpec(root, split, select, index.dataset.digest, layout, asked.pool_size, deadline_s)
+    # Images in Parquet are read by whole row groups.
+    at_hand = local_path(root) is not None and all(camera.dtype == "video" for camera in layout.cameras)
+    decode = EpisodeSpec(config.stream.seed, layout, config.decode.max_pixels)
+    return Pipeline(config, index, plan, reader, decode, at_hand)
+
+
+def _plan(config: Config, fragments: Fragments, block_bytes: int, world_size: int, *, training: bool) -> StreamPlan:
     stream = config.stream
-    index = packed_split(config, config.data.splits.get(split, split))
-    grad_accum = stream.accumulation(world_size)
-    windows = Windows(index.num_samples, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
-    plan = StreamPlan(index.fragments(), windows, stream.seed, stream.shuffle, int(stream.block_bytes))
-    return Pipeline(config, index, plan, decode or _detection(config, index, training=training))
+    tail = stream.tail if training else "wrap"
+    windows = Windows(fragments.total, world_size, stream.accumulation(world_size), stream.batch_size, tail)
+    return StreamPlan(fragments, windows, stream.seed, stream.shuffle, block_bytes)
 
 
 def packed_split(config: Config, split: str) -> SplitIndex:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +15,51 @@ from ray.data.block import BlockMetadata
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
 from rfstream.dataset.parquet import ParquetReader
-from rfstream.dataset.reader import EncodedSample, SampleReader
+from rfstream.dataset.reader import SampleReader
 from rfstream.dataset.retry import DEADLINE_S
 from rfstream.dataset.tar import TarReader
+from rfstream.plan.keys import IntArray
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
-from rfstream.stream.decode import DecodeSpec, Substitutes, decoder_of
+from rfstream.stream.decode import DecodeSpec, Encoded, Substitutes, decoder_of
 from rfstream.stream.wire import to_row
+
+E = TypeVar("E")
+
+
+class BatchReader(Protocol[E]):
+    """Reads encoded samples by their row in the index."""
+
+    def read(self, rows: IntArray) -> list[E]:
+        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
+
+        Raises:
+            DatasetError: if they can't be read.
+        """
+        ...
+
+    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[E]]:
+        """The same in batches, for who reads a whole shuffle block."""
+        ...
+
+    def to_columns(self, samples: Sequence[E]) -> dict[str, pa.Array]:
+        """Samples as the columns of one row, on their way to a decode actor."""
+        ...
+
+    def of_columns(self, columns: Mapping[str, pa.Scalar]) -> list[E]:
+        """The samples that :meth:`to_columns` put into a row."""
+        ...
+
+
+class ReadSpec(Protocol):
+    """What to read, and how: a few hashable values that travel with every task."""
+
+    def __hash__(self) -> int: ...
+
+    def build(self) -> BatchReader[Any]:
+        """A reader for this process."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,29 +80,35 @@ class ReaderSpec:
         where = (index.path, index.split, index.digest, index.format, index.shards_at)
         return ReaderSpec(*where, index.deadline_s, cache)
 
+    def build(self) -> SampleReader:
+        """See :class:`ReadSpec`."""
+        reader = ParquetReader if self.format == "parquet" else TarReader
+        return reader(self.path, self.split, self.digest, self.shards_at, self.deadline_s, self.cache)
+
 
 @lru_cache(maxsize=8)
-def reader_of(spec: ReaderSpec) -> SampleReader:
+def reader_of(spec: ReadSpec) -> BatchReader[Any]:
     """This process's reader for ``spec``."""
-    reader = ParquetReader if spec.format == "parquet" else TarReader
-    return reader(spec.path, spec.split, spec.digest, spec.shards_at, spec.deadline_s, spec.cache)
+    return spec.build()
 
 
 @dataclass(frozen=True)
 class PackSubstitutes:
     """Substitutes of bad samples out of the whole split: see :class:`rfstream.stream.decode.Substitutes`."""
 
-    reader: ReaderSpec
+    reader: ReadSpec
     rows: int
     seed: int
 
-    def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterator[EncodedSample]:
+    def of(self, bad: Encoded, epoch: int, position: int) -> Iterator[Any]:
         """Samples to try in the place of ``bad``, each read when it is asked for."""
         for row in substitute_rows(self.rows, bad.row, self.seed, epoch, position):
             yield from reader_of(self.reader).read(np.array([row], dtype=np.int64))
 
 
 ReadFn = Callable[[], Iterable[pa.Table]]
+_NUMBERS = ("epoch", "batch", "position")
+"""What an encoded batch says of itself, beside its samples."""
 
 
 class BatchSource(Datasource):  # type: ignore[misc]
@@ -96,7 +139,7 @@ def training_functions(
     start: Position,
     epochs: int,
     batches_per_task: int | None,
-    reader: ReaderSpec,
+    reader: ReadSpec,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
@@ -114,7 +157,7 @@ def evaluation_functions(
     rank: int,
     world_size: int,
     per_task: int,
-    reader: ReaderSpec,
+    reader: ReadSpec,
     decode: DecodeSpec,
 ) -> Iterator[tuple[ReadFn, int]]:
     """Read functions of one rank's evaluation batches, each ``(lo, hi)`` rows of the index."""
@@ -125,70 +168,38 @@ def evaluation_functions(
 
 
 class StagedDecode:
-    """Staged decoding in the actor pool: an encoded batch (see :func:`_encoded_row`) to a decoded one."""
+    """Staged decoding in the actor pool: an encoded batch (see :func:`_read_encoded`) to a decoded one."""
 
-    def __init__(self, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+    def __init__(self, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+        self._reader = reader
         self._decoder = decoder_of(decode, substitutes)
 
     def __call__(self, row: pa.Table) -> pa.Table:
         """Decode the one batch in ``row``."""
         columns = {name: row.column(name)[0] for name in row.column_names}
-        members = (columns[name] for name in ("images", "sidecars", "places"))
-        samples = [
-            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
-            for image, sidecar, place in zip(*members, strict=True)
-        ]
-        epoch, batch, position = (columns[name].as_py() for name in ("epoch", "batch", "position"))
-        return to_row(self._decoder.batch(samples, epoch, batch, position))
+        epoch, batch, position = (columns.pop(name).as_py() for name in _NUMBERS)
+        return to_row(self._decoder.batch(reader_of(self._reader).of_columns(columns), epoch, batch, position))
 
 
 def _read_decoded(
-    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None
+    task: Task, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None
 ) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, reader: ReaderSpec) -> Iterator[pa.Table]:
-    # The whole block at once: its samples lie in few fragments, each one range request.
-    samples = reader_of(reader).read(task.rows(task.lo, task.hi))
-    for i, m in enumerate(range(task.lo, task.hi)):
-        chosen = samples[i * task.batch_size : (i + 1) * task.batch_size]
-        yield _encoded_row(chosen, task.epoch, m, m * task.batch_size)
+def _read_encoded(task: Task, spec: ReadSpec) -> Iterator[pa.Table]:
+    reader = reader_of(spec)
+    batches = reader.batches(task.rows(task.lo, task.hi), task.batch_size)
+    for m, samples in zip(range(task.lo, task.hi), batches, strict=True):
+        numbers = zip(_NUMBERS, (task.epoch, m, m * task.batch_size), strict=True)
+        yield pa.table({name: [number] for name, number in numbers} | reader.to_columns(samples))
 
 
 def _read_evaluation(
-    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReaderSpec, decode: DecodeSpec
+    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReadSpec, decode: DecodeSpec
 ) -> Iterator[pa.Table]:
     for number, (lo, hi) in batches:
         samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))
         yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
-
-
-_PLACE = pa.struct(
-    [
-        ("shard", pa.string()),
-        ("key", pa.string()),
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-    ]
-)
-"""What an encoded batch says of each sample beside its bytes."""
-
-
-def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, position: int) -> pa.Table:
-    return pa.table(
-        {
-            "epoch": [epoch],
-            "batch": [batch],
-            "position": [position],
-            "places": pa.array(
-                [[{name: getattr(s, name) for name in _PLACE.names} for s in samples]], pa.list_(_PLACE)
-            ),
-            "images": pa.array([[s.image for s in samples]], type=pa.large_list(pa.large_binary())),
-            "sidecars": pa.array([[s.sidecar for s in samples]], type=pa.large_list(pa.large_binary())),
-        }
-    )

@@ -10,7 +10,10 @@ import numpy as np
 from rich.table import Table
 
 from rfstream.config import Config
+from rfstream.dataset.index import SplitIndex
+from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import DatasetError
+from rfstream.plan.keys import IntArray
 from rfstream.plan.order import EpochOrder
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import decoder_of
@@ -88,13 +91,13 @@ def plan_report(config: Config, world_size: int) -> Table:
 
 def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     windows = pipeline.plan.windows
-    block = order.block_bytes()
-    nbytes = pipeline.plan.fragments.nbytes
+    parts, nbytes = _contents(pipeline)
+    block = order.block_bytes(nbytes)
     per_read = (
         f"{_size(np.median(nbytes))} a fragment" if not pipeline.fused else f"{_size(nbytes.sum() / order.samples)}"
     )
     return [
-        ("samples", f"{order.samples:,} in {len(pipeline.index.shards):,} shards, {_size(nbytes.sum())}"),
+        ("samples", f"{order.samples:,} in {parts}, {_size(nbytes.sum())}"),
         ("fragments", f"{len(nbytes):,}"),
         ("shuffle blocks", f"{order.blocks:,} of up to {_size(block.max())}"),
         (
@@ -109,6 +112,15 @@ def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         ("bytes per read", per_read + (" (one sample)" if pipeline.fused else "")),
         ("epochs per execution", f"{pipeline.epochs_per_execution():,}"),
     ]
+
+
+def _contents(pipeline: Pipeline) -> tuple[str, IntArray]:
+    """Of how many parts the split is, in words, and the bytes of each fragment."""
+    index = pipeline.index
+    if isinstance(index, EpisodeIndex):
+        return f"{len(index.chosen):,} episodes", index.nbytes
+    assert isinstance(index, SplitIndex)
+    return f"{len(index.shards):,} shards", pipeline.plan.fragments.nbytes
 
 
 def _tail(windows: Windows) -> str:
@@ -129,11 +141,8 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
     rate = 1 / trial.seconds_per_image
     blocks = 1 + READS_PER_NODE
-    encoded = (
-        ""
-        if pipeline.fused
-        else f", and {_size(blocks * order.block_bytes().max())} of {blocks} encoded blocks (on one node)"
-    )
+    block = order.block_bytes(_contents(pipeline)[1]).max()
+    encoded = "" if pipeline.fused else f", and {_size(blocks * block)} of {blocks} encoded blocks (on one node)"
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
         ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches){encoded}"),

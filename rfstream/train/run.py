@@ -15,7 +15,7 @@ from rfstream.config import Config, import_object
 from rfstream.dataset import storage
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
-from rfstream.stream.pipeline import build_pipeline
+from rfstream.stream.pipeline import build_pipeline, packed_split
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -182,7 +182,7 @@ def _fit_model(
     run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    model = _model(config, pipeline.index.class_names())
+    model = _model(config, packed_split(config, config.data.splits.get("train", "train")).class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     trainer = pl.Trainer(
         accelerator=run.accelerator,

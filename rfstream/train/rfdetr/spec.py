@@ -22,7 +22,7 @@ class RFDETRSpec:
     exif: Exif = "ignore"
     max_pixels: int = MAX_PIXELS
 
-    def build(self) -> SampleDecoder[Any]:
+    def build(self) -> SampleDecoder[Any, Any]:
         """A decoder for this process, which computes on one thread from then on: an actor has one CPU."""
         import torch
 
