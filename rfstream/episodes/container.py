@@ -67,20 +67,19 @@ def read_packets(url: str, fps: float, deadline_s: float) -> PacketTable:
             stream = container.streams.video[0]
             packets = [packet for packet in container.demux(stream) if packet.size]
             found = [(p.pos, p.size, p.pts, p.dts, p.is_keyframe, p.is_discard) for p in packets]
+            is_cut = len(packets) < stream.frames or any(packet.is_corrupt for packet in packets)
             context, unit = stream.codec_context, float(stream.time_base)
             codec, extradata = context.name, bytes(context.extradata or b"")
     except (av.error.FFmpegError, IndexError, TypeError) as error:
         raise DatasetError(f"{url}: no video can be read from it ({storage.describe(error)}); copy it again") from None
+    if is_cut:
+        raise DatasetError(f"{url}: its header speaks of more frames than its {size} bytes hold; copy it again")
     if not found or any(value is None for packet in found for value in packet):
         raise DatasetError(f"{url}: its header does not say where and when each frame is; write it again as MP4")
-    offset, nbytes, pts, dts, is_key, is_cut = (np.array(values, dtype=np.int64) for values in zip(*found, strict=True))
+    offset, nbytes, pts, dts, is_key, is_hidden = np.array(found, dtype=np.int64).T.copy()
     if (offset[1:] < (offset + nbytes)[:-1]).any():
         raise DatasetError(f"{url}: its frames do not lie in the order that they are decoded in; write it again")
-    if (offset + nbytes).max() > size:
-        raise DatasetError(
-            f"{url}: the file has {size} bytes and its last frame ends at {(offset + nbytes).max()}; copy it again"
-        )
-    shown = np.flatnonzero(is_cut == 0)
+    shown = np.flatnonzero(is_hidden == 0)
     packet = shown[np.argsort(pts[shown], kind="stable")]
     _check_times(url, pts[packet].astype(np.float64) * unit, fps)
     return PacketTable(url, codec, extradata, offset, nbytes, pts, dts, packet, _keys(url, pts, is_key, packet))

@@ -143,7 +143,7 @@ def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Pixels
             packet = av.Packet(run.data[ends[at] - run.size[at] : ends[at]])
             packet.pts, packet.dts = int(run.pts[at]), int(run.dts[at])
         for frame in context.decode(packet):
-            if frame.pts in wanted:
+            if frame.pts in wanted and not frame.is_corrupt:
                 found[frame.pts] = frame.to_ndarray(format="rgb24")
     if found.keys() != wanted:
         raise ValueError("the decoder gives no frame for that time")

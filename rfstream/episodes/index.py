@@ -12,11 +12,10 @@ import numpy as np
 
 from rfstream.dataset import storage
 from rfstream.dataset.retry import DEADLINE_S
-from rfstream.episodes.layout import Layout, layout_of
-from rfstream.episodes.metadata import INFO, EpisodeDataset, FilePlaces, read_dataset
+from rfstream.episodes.layout import Layout
+from rfstream.episodes.metadata import INFO, EpisodeDataset, FilePlaces
 from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.keys import IntArray
-from rfstream.plan.order import Fragments
 from rfstream.plan.position import Fingerprint
 
 
@@ -78,45 +77,40 @@ class EpisodeIndex:
         """Cameras whose frames lie in video files."""
         return [camera.name for camera in self.layout.cameras if camera.dtype == "video"]
 
-    def fragments(self, block_bytes: int) -> Fragments:
-        """An episode as a fragment, of a weight such that ``block_bytes`` of them make a pool: ``pool_size`` episodes,
-        and fewer where these have more bytes than that."""
-        return Fragments(self.starts, np.maximum(self.nbytes, block_bytes // self.pool_size))
-
     def fingerprint(self) -> Fingerprint:
         """What must be equal for equal positions to mean equal samples."""
         return {"pack": self.digest, "pool_size": self.pool_size}
 
 
-def read_episode_index(
-    root: str,
+def pool_weights(nbytes: IntArray, pool_size: int, block_bytes: int) -> tuple[IntArray, int]:
+    """Weights of episodes as fragments, int64 (C,), and the weight of a shuffle block, such that this is a pool:
+    ``pool_size`` episodes, or fewer where these have more than ``block_bytes``."""
+    least = max(block_bytes // pool_size, 1)
+    return np.maximum(nbytes, least), least * pool_size
+
+
+def index_of(
+    dataset: EpisodeDataset,
     split: str,
     select: Sequence[int] | None,
     layout: Layout,
     pool_size: int,
     deadline_s: float = DEADLINE_S,
 ) -> EpisodeIndex:
-    """The episodes of ``split`` at ``root``, or those of them that ``select`` names.
+    """The episodes of ``split``, or those of them that ``select`` names.
 
     Raises:
         DatasetError: if there is no such split.
         ConfigError: if ``select`` names an episode that the split has not.
     """
-    dataset = read_dataset(root, deadline_s)
     inside = _of_split(dataset, split)
     if select is not None:
         absent = sorted(set(select) - set(dataset.number[inside].tolist()))
-        if absent:
-            raise ConfigError(f"episodes.select: split {split!r} of {root} has no episode {absent[0]}")
+        if absent or not select:
+            named = f"episode {absent[0]}" if absent else "episodes, since none is named"
+            raise ConfigError(f"episodes.select: split {split!r} of {dataset.root} has no {named}")
         inside &= np.isin(dataset.number, select)
     return EpisodeIndex(dataset, split, np.flatnonzero(inside), layout, pool_size, deadline_s)
-
-
-def episode_layout(
-    root: str, deltas: dict[str, list[float]], cameras: Sequence[str] | None, deadline_s: float
-) -> Layout:
-    """What a sample of the dataset at ``root`` holds: see :func:`rfstream.episodes.layout.layout_of`."""
-    return layout_of(read_dataset(root, deadline_s).info, deltas, cameras)
 
 
 def _of_split(dataset: EpisodeDataset, split: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

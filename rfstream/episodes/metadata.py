@@ -10,7 +10,6 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -118,9 +117,8 @@ class EpisodeDataset:
         return storage.join(self.root, self.info.video_file(camera, int(places.chunk[at]), int(places.file[at])))
 
 
-@lru_cache(maxsize=8)
 def read_dataset(root: str, deadline_s: float = DEADLINE_S) -> EpisodeDataset:
-    """Read the metadata at ``root``, a folder or an fsspec URL; once a process.
+    """Read the metadata at ``root``, a folder or an fsspec URL.
 
     ``deadline_s`` is how long one file may take, seconds.
 

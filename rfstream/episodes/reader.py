@@ -21,8 +21,9 @@ import pyarrow as pa
 from rfstream.dataset import storage
 from rfstream.dataset.retry import DEADLINE_S
 from rfstream.episodes.container import PacketTable, read_packets
-from rfstream.episodes.index import EpisodeIndex, read_episode_index
+from rfstream.episodes.index import EpisodeIndex, index_of
 from rfstream.episodes.layout import Field, Layout
+from rfstream.episodes.metadata import read_dataset
 from rfstream.episodes.sample import EncodedStep, Picture, Run, Shot
 from rfstream.episodes.tabular import EpisodeRows, Wanted, read_episodes
 from rfstream.errors import DatasetError
@@ -76,10 +77,10 @@ class EpisodeReader:
             DatasetError: if the dataset has changed since.
         """
         spec = self._spec
-        index = read_episode_index(spec.root, spec.split, spec.select, spec.layout, spec.pool_size, spec.deadline_s)
-        if index.dataset.digest != spec.digest:
+        dataset = read_dataset(spec.root, spec.deadline_s)
+        if dataset.digest != spec.digest:
             raise DatasetError(f"{spec.root}: the dataset was written again since this run began; start the run again")
-        return index
+        return index_of(dataset, spec.split, spec.select, spec.layout, spec.pool_size, spec.deadline_s)
 
     def read(self, rows: IntArray) -> list[EncodedStep]:
         """The samples at ``rows``, int64 (n,), in that order.
@@ -208,16 +209,18 @@ class EpisodeReader:
 
     def _run(self, table: PacketTable, key: int, frames: set[int], data: _Bytes) -> Run:
         packets = table.packet[sorted(frames)]
-        part = slice(key, int(packets.max()) + 1)
-        start, places = int(table.offset[key]), zip(table.offset[part], table.size[part], strict=True)
-        whole = data.of(table.url, start, int(table.offset[part][-1] + table.size[part][-1]))
+        part = np.arange(key, packets.max() + 1)
+        # What leads an open group of pictures refers to the one before, and nothing of this one refers to it.
+        part = part[table.pts[part] >= table.pts[key]]
+        start, end = int(table.offset[key]), int(table.offset[part[-1]] + table.size[part[-1]])
+        whole = data.of(table.url, start, end)
+        spans = zip((table.offset[part] - start).tolist(), table.size[part].tolist(), strict=True)
         return Run(
             file=table.url,
             offset=start,
             codec=table.codec,
             extradata=table.extradata,
-            # What lies between packets is not the camera's.
-            data=b"".join(whole[at - start : at - start + size] for at, size in places),
+            data=b"".join(whole[at : at + size] for at, size in spans),
             size=table.size[part],
             pts=table.pts[part],
             dts=table.dts[part],

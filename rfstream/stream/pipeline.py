@@ -16,7 +16,9 @@ from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import SplitIndex, has_split, read_index
 from rfstream.dataset.storage import local_path
 from rfstream.episodes.decode import EpisodeSpec
-from rfstream.episodes.index import episode_layout, read_episode_index
+from rfstream.episodes.index import index_of, pool_weights
+from rfstream.episodes.layout import layout_of
+from rfstream.episodes.metadata import read_dataset
 from rfstream.episodes.reader import EpisodeReaderSpec
 from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.order import Fragments
@@ -189,11 +191,12 @@ def _of_episodes(config: Config, split: str, world_size: int, *, training: bool)
     """The job for a split of a LeRobot dataset: an episode is a fragment, and a pool of them a shuffle block."""
     asked, root, deadline_s = config.episodes, config.data.path, config.stream.deadline_s
     select = None if asked.select is None else tuple(asked.select)
-    layout = episode_layout(root, asked.delta_timestamps, asked.cameras, deadline_s)
-    index = read_episode_index(root, split, select, layout, asked.pool_size, deadline_s)
-    pool_bytes = max(int(config.stream.block_bytes) // asked.pool_size, 1) * asked.pool_size
-    plan = _plan(config, index.fragments(pool_bytes), pool_bytes, world_size, training=training)
-    reader = EpisodeReaderSpec(root, split, select, index.dataset.digest, layout, asked.pool_size, deadline_s)
+    dataset = read_dataset(root, deadline_s)
+    layout = layout_of(dataset.info, asked.delta_timestamps, asked.cameras)
+    index = index_of(dataset, split, select, layout, asked.pool_size, deadline_s)
+    weights, pool = pool_weights(index.nbytes, asked.pool_size, int(config.stream.block_bytes))
+    plan = _plan(config, Fragments(index.starts, weights), pool, world_size, training=training)
+    reader = EpisodeReaderSpec(root, split, select, dataset.digest, layout, asked.pool_size, deadline_s)
     # Images in Parquet are read by whole row groups.
     at_hand = local_path(root) is not None and all(camera.dtype == "video" for camera in layout.cameras)
     decode = EpisodeSpec(config.stream.seed, layout, config.decode.max_pixels)
