@@ -261,7 +261,7 @@ class Config(_Section):
     @model_validator(mode="after")
     def _of_one_format(self) -> Config:
         if self.data.format == "pack":
-            if "episodes" in self.model_fields_set:
+            if self.episodes != EpisodesConfig():
                 raise ValueError("episodes is for data.format: lerobot; leave it out")
             return self
         of_images = {

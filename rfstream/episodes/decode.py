@@ -162,4 +162,5 @@ def _bad(step: EncodedStep, camera: str, shot: Shot, error: BaseException) -> Ba
         f"{step.dataset}: episode {step.episode}, frame {shot.frame} of {camera} can't be decoded for the sample at "
         f"{step.timestamp:.3f} s ({reason})"
     )
-    return BadSampleError(BadSample(source.file, step.key, camera, source.offset, said))
+    bad = BadSample(source.file, step.key, camera, source.offset, said)
+    return BadSampleError(bad, "copy the file again, or leave the episode out of episodes.select")

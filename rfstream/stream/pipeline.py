@@ -214,8 +214,11 @@ def packed_split(config: Config, split: str) -> SplitIndex:
     """The index of the pack's ``split``, as ``config`` says where it is and how long to wait.
 
     Raises:
+        ConfigError: if no pack is configured.
         DatasetError: see :func:`rfstream.dataset.index.read_index`.
     """
+    if config.data.format != "pack":
+        raise ConfigError(f"this trains on images of a pack, and data.format is {config.data.format}")
     return read_index(config.data.path, split, config.data.shards, config.stream.deadline_s)
 
 

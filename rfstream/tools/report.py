@@ -33,10 +33,11 @@ _BATCHES_IN_HAND = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """The first batch, decoded here: size in bytes, seconds per image on one core, and the most memory that this
-    process has had, in bytes."""
+    """The first batch, decoded here: size in bytes, decoded and encoded, seconds per image on one core, and the most
+    memory that this process has had, in bytes."""
 
     batch_bytes: int
+    encoded_bytes: int
     seconds_per_image: float
     process_bytes: int
 
@@ -54,14 +55,15 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
         DatasetError: if the shards can't be read.
     """
     task = pipeline.plan.task(order, 0, 1)
-    decoder = decoder_of(pipeline.decode, pipeline.substitutes)
+    reader, decoder = reader_of(pipeline.reader), decoder_of(pipeline.decode, pipeline.substitutes)
     for _ in range(2):
         before = time.perf_counter()
-        samples = reader_of(pipeline.reader).read(task.rows(0, 1))
+        samples = reader.read(task.rows(0, 1))
         wire = decoder.batch(samples, 0, 0, 0)
         seconds = time.perf_counter() - before
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples), most)
+    encoded = sum(column.nbytes for column in reader.to_columns(samples).values())
+    return Trial(sum(a.nbytes for a in wire.arrays.values()), encoded, seconds / len(samples), most)
 
 
 def batches_held(pipeline: Pipeline) -> int:
@@ -141,7 +143,8 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
     rate = 1 / trial.seconds_per_image
     blocks = 1 + READS_PER_NODE
-    block = order.block_bytes(_contents(pipeline)[1]).max()
+    # Batches carry what comes before their frames in a video, some of it more than once.
+    block = max(order.block_bytes(_contents(pipeline)[1]).max(), pipeline.batches_per_block() * trial.encoded_bytes)
     encoded = "" if pipeline.fused else f", and {_size(blocks * block)} of {blocks} encoded blocks (on one node)"
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
