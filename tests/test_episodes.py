@@ -217,9 +217,9 @@ def test_a_bucket_gives_what_the_folder_gives(
     asked.clear()
     assert_equal(decode(remote, rows[:80]), expected)
     reader = reader_of(remote.reader)
-    list(reader.batches(np.arange(FRAMES), 8))
+    list(reader.parts(np.arange(FRAMES), 8))
     asked.clear()
-    list(reader.batches(np.arange(FRAMES), 8))  # packet tables are known by now, and rows of these few episodes
+    list(reader.parts(np.arange(FRAMES), 8))  # packet tables are known by now, and rows of these few episodes
     videos = {path: path.stat().st_size for path in (datasets / "ds_video/videos").rglob("*.mp4")}
     assert len(asked) == len(videos)  # a pool that holds all episodes is one range a file
     assert sum(end - begin for _, begin, end in asked) <= sum(videos.values())

@@ -88,15 +88,15 @@ class EpisodeReader:
         Raises:
             DatasetError: if a file is absent, unreadable or not what the metadata says.
         """
-        return next(self.batches(rows, len(rows)))
+        return next(self.parts(rows, len(rows)))
 
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[EncodedStep]]:
-        """The same in batches; all bytes are fetched first."""
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[EncodedStep]]:
+        """The same in parts of ``size``; all bytes are fetched first."""
         places = self._places(rows)
         episodes = self._episodes({place.at for place in places})
         videos = {camera.name: self._fetched(camera, places) for camera in self._video_cameras}
-        for first in range(0, len(places), batch_size):
-            yield self._steps(places[first : first + batch_size], episodes, videos)
+        for first in range(0, len(places), size):
+            yield self._steps(places[first : first + size], episodes, videos)
 
     @staticmethod
     def to_columns(samples: Sequence[EncodedStep]) -> dict[str, pa.Array]:
