@@ -23,6 +23,7 @@ from rfstream.dataset import storage
 from rfstream.episodes.batch import EpisodeBatch
 from rfstream.errors import ConfigError, DatasetError, SampleError
 from rfstream.stream.source import reader_of
+from rfstream.tools.check import check
 
 GOLDEN = ["golden_video_torchcodec", "golden_video_nodelta_torchcodec", "golden_image", "golden_tabular_all"]
 WINDOWS = {
@@ -329,6 +330,32 @@ def test_rows_that_are_wrong_are_refused(writable: Path, column: str, row: int, 
     with pytest.raises(DatasetError, match=sentence) as caught:
         decode(training(config(writable, cameras=[])), range(194))
     assert FIRST_DATA in str(caught.value)
+
+
+# What ``rfstream check`` says
+
+
+def found(root: Path, *, images: bool = True) -> dict[str, int]:
+    report = check(str(root), images=images, progress=False)
+    assert [part.images for part in report.parts] in ([FRAMES], [0])
+    return {trait.name: trait.count for part in report.parts for trait in part.traits}
+
+
+@pytest.mark.parametrize("name", ["ds_video", "ds_image"])
+def test_nothing_is_odd_about_a_dataset_that_lerobot_wrote(datasets: Path, name: str) -> None:
+    assert found(datasets / name) == {}
+
+
+def test_check_finds_what_training_would_stop_at(writable: Path, damaged: Path) -> None:
+    assert found(damaged) == {"undecodable-frame": 4}
+    assert found(damaged, images=False) == {}
+    (writable / FIRST_VIDEO).unlink()
+    lerobot.edit_rows(
+        writable / "data/chunk-001/file-000.parquet", lambda t: lerobot.set_value(t, "timestamp", 87, 0.0)
+    )
+    assert found(writable) == {"unreadable-episode": 4}  # the three of that video, and the one of that row
+    lerobot.edit_info(writable, total_episodes=13)
+    assert found(writable) == {"bad-metadata": 1}
 
 
 # Frames that can't be decoded
