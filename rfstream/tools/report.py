@@ -72,7 +72,7 @@ def batches_held(pipeline: Pipeline) -> int:
 
     A rank holds what Ray and the feed each prefetch, one in the feed's hand and one in use.
     """
-    begun = TASKS_IN_FLIGHT * (BATCHES_PER_TASK if pipeline.fused else 1)
+    begun = TASKS_IN_FLIGHT * BATCHES_PER_TASK
     of_ranks = pipeline.plan.windows.world_size * (2 * PREFETCHED + 2)
     return pipeline.config.decode.actors[1] * (WAITING_PER_ACTOR + begun) + of_ranks
 
