@@ -170,6 +170,14 @@ def test_long_groups_of_pictures_with_b_frames(
         assert np.array_equal(decode(pipeline, rows[lo : lo + 16])[FRONT].numpy(), expected[lo : lo + 16])
 
 
+def test_a_fragmented_file_is_read_like_any_other(datasets: Path, writable: Path) -> None:
+    path = writable / FIRST_VIDEO
+    frames = lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)
+    lerobot.encode(path, frames, "libx264", flags="frag_keyframe+empty_moov", g="10", bf="0")
+    batch = decode(training(config(writable, cameras=[FRONT])), range(194))
+    assert np.array_equal(batch[FRONT][:, 0].numpy(), lerobot.video_frames(path))
+
+
 def test_frames_of_one_group_of_pictures_share_its_packets(datasets: Path, writable: Path) -> None:
     lerobot.encode(
         writable / FIRST_VIDEO, lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO), "libx264", g="250", bf="0"
@@ -297,7 +305,12 @@ def test_a_video_that_is_cut_short_is_refused(datasets: Path, writable: Path) ->
     assert f"{FIRST_VIDEO}: no video can be read from it" in refusal(writable)
     path.write_bytes(b"")
     assert f"{FIRST_VIDEO}: no video can be read from it" in refusal(writable)
-    lerobot.encode(path, lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)[:150], "libx264", g="2")
+    frames = lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)
+    lerobot.encode(path, frames, "libx264", format="matroska", g="2")
+    assert f"{FIRST_VIDEO}: its header does not say where and when each frame is; write it again as MP4" in refusal(
+        writable
+    )
+    lerobot.encode(path, frames[:150], "libx264", g="2")
     assert "has 150 frames, and episode 2 has frames 104 to 193 of it" in refusal(writable)
 
 
