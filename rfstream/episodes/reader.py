@@ -215,18 +215,17 @@ class EpisodeReader:
 
     def _run(self, table: PacketTable, key: int, frames: set[int], data: _Bytes) -> Run:
         packets = table.packet[sorted(frames)]
-        part = np.arange(key, packets.max() + 1)
-        # What leads an open group of pictures refers to the one before, and nothing of this one refers to it.
-        part = part[table.pts[part] >= table.pts[key]]
-        start, end = int(table.offset[key]), int(table.offset[part[-1]] + table.size[part[-1]])
-        whole = data.of(table.url, start, end)
+        last = int(packets.max())
+        part = slice(key, last + 1)
+        start = int(table.offset[key])
+        whole = data.of(table.url, start, int(table.offset[last] + table.size[last]))
         spans = zip((table.offset[part] - start).tolist(), table.size[part].tolist(), strict=True)
         return Run(
             file=table.url,
             offset=start,
             codec=table.codec,
             extradata=table.extradata,
-            data=b"".join(whole[at : at + size] for at, size in spans),
+            data=b"".join(whole[at : at + size] for at, size in spans),  # sound may lie between
             size=table.size[part],
             pts=table.pts[part],
             dts=table.dts[part],
