@@ -150,6 +150,17 @@ def test_the_task_may_change_within_an_episode(writable: Path) -> None:
     assert batch.task == [red, blue, red, red]
 
 
+def test_axes_of_a_camera_are_as_named(writable: Path) -> None:
+    features = json.loads((writable / "meta/info.json").read_text())["features"]
+    features[FRONT] |= {"shape": [3, 96, 128], "names": ["channels", "height", "width"]}
+    lerobot.edit_info(writable, features=features)
+    assert decode(training(config(writable)), [5])[FRONT].shape == (1, 1, 3, 96, 128)
+    features[FRONT] |= {"shape": [128, 96, 3], "names": None}
+    lerobot.edit_info(writable, features=features)
+    with pytest.raises(SampleError, match=r"128 x 96 pixels, and meta/info.json says 96 x 128"):
+        decode(training(config(writable)), [5])
+
+
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
