@@ -39,14 +39,15 @@ class Line:
 class BadStorage:
     """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
-    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts them by what became of them: a
-    :data:`Mode`.
+    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts all by what became of them, a
+    :data:`Mode`; ``shard_paths`` are those of requests for shards.
     """
 
     def __init__(self, source: Path | str, line: Line = Line()) -> None:
         self.mode: Mode = "well"
         self.line = line
         self.requests: Counter[Mode] = Counter()
+        self.shard_paths: list[str] = []
         self.closed = threading.Event()
         self._draw = random.Random(line.seed)
         self._lock = threading.Lock()
@@ -117,7 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fate = self.storage.fate(bool(_SHARD.search(unquote(self.path).encode()) or _SHARD.search(sent[:_PIECE])))
+        of_shard = bool(_SHARD.search(unquote(self.path).encode()) or _SHARD.search(sent[:_PIECE]))
+        if of_shard:
+            self.storage.shard_paths.append(self.path)
+        fate = self.storage.fate(of_shard)
         time.sleep(self.storage.line.latency_s)
         if fate == "stall":
             self.storage.closed.wait()

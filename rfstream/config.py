@@ -60,7 +60,7 @@ class DataConfig(_Section):
     format: Literal["pack", "lerobot"] = "pack"
     """What is there: a pack of images, or a LeRobot v3 dataset of episodes."""
     shards: Annotated[str, Field(min_length=1)] | None = None
-    """Folder or URL of the shards, if they are not in ``path``: of Parquet files that were indexed where they lie."""
+    """Folder or URL of the shards, if they are not in ``path``: of files that others wrote, indexed where they lie."""
     splits: dict[str, str] = {"train": "train", "val": "val"}
     """Role (what code asks for) -> split name in the pack."""
     cache: CacheConfig | None = None

@@ -43,7 +43,7 @@ class _IndexFile(BaseModel):
     annotated_category_ids: list[int] = []
     category_ids: CategoryIds = "remap"
     samples_per_shard: list[_Count] = []
-    parquet_columns: dict[str, str] | None = None
+    columns: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class SplitIndex:
         generation: token in the names of the split's shards and tables.
         digest: first 16 hex digits of the SHA-256 of the index file.
         shards_at: folder or URL that the names of the shards are relative to.
-        columns: column of the convention -> column of the shards, of Parquet files that ``rfstream index`` found and
-            rfstream did not write; else None.
+        columns: of shards that ``rfstream index`` found and rfstream did not write, column of the convention -> column
+            of a Parquet file, or path in the JSON of a tar's samples; else None.
         deadline_s: how long reading one of the split's files may take, seconds.
     """
 
@@ -272,10 +272,10 @@ def _build(
         annotated_category_ids=tuple(raw.annotated_category_ids),
         category_ids=raw.category_ids,
         samples_per_shard=tuple(counts),
-        generation=match.group(1) if match and raw.parquet_columns is None else digest[:8],
+        generation=match.group(1) if match and raw.columns is None else digest[:8],
         digest=digest,
         shards_at=shards_at,
-        columns=raw.parquet_columns,
+        columns=raw.columns,
         deadline_s=deadline_s,
     )
 

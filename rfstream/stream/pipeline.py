@@ -176,7 +176,8 @@ def build_pipeline(
     cache = config.data.cache
     reader = ReaderSpec.of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
     # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
-    at_hand = local_path(index.shards_at) is not None and index.columns is None
+    by_groups = index.format == "parquet" and index.columns is not None
+    at_hand = local_path(index.shards_at) is not None and not by_groups
     return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), at_hand)
 
 
