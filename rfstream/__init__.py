@@ -15,6 +15,7 @@ from rfstream.errors import RFStreamError
 if TYPE_CHECKING:
     from rfstream.batch import Batch
     from rfstream.dataset.pack import pack
+    from rfstream.episodes.batch import EpisodeBatch
     from rfstream.loader import EvaluationLoader, RankLoader, ray_loader
 
 __version__ = "0.1.0"
@@ -22,13 +23,24 @@ __version__ = "0.1.0"
 # Imported on first use: a decode actor imports this package, and needs neither torch nor the packer.
 _LAZY = {
     "Batch": "rfstream.batch",
+    "EpisodeBatch": "rfstream.episodes.batch",
     "EvaluationLoader": "rfstream.loader",
     "RankLoader": "rfstream.loader",
     "pack": "rfstream.dataset.pack",
     "ray_loader": "rfstream.loader",
 }
 
-__all__ = ["Batch", "Config", "EvaluationLoader", "RFStreamError", "RankLoader", "load_config", "pack", "ray_loader"]
+__all__ = [
+    "Batch",
+    "Config",
+    "EpisodeBatch",
+    "EvaluationLoader",
+    "RFStreamError",
+    "RankLoader",
+    "load_config",
+    "pack",
+    "ray_loader",
+]
 
 
 def __getattr__(name: str) -> Any:

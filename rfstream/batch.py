@@ -85,6 +85,14 @@ class Batch:
         right = torch.arange(width, device=device)[None, :] >= self.sizes[:, 1:]
         return below[:, :, None] | right[:, None, :]
 
+    def compared(self, slot: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Pixels and targets of the image in ``slot``, without what pads the batch: what a ledger records."""
+        height, width = self.sizes[slot].tolist()
+        target = self.targets[slot]
+        if "masks" in target:
+            target["masks"] = target["masks"][:, :height, :width]
+        return [self.images[slot, :, :height, :width]], [values for _, values in sorted(target.items())]
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on ``device``; ``non_blocking`` overlaps the copy when the batch is pinned."""
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))

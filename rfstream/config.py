@@ -44,6 +44,9 @@ Mismatch = Literal[
     "masks",
     "exif",
     "rfdetr",
+    "pool_size",
+    "delta_timestamps",
+    "cameras",
 ]
 """What a state's fingerprint holds (see ``RankLoader.fingerprint``)."""
 
@@ -77,14 +80,17 @@ class PackConfig(_Section):
 
 
 class DataConfig(_Section):
-    """Where the packed dataset is."""
+    """Where the dataset is."""
 
     path: Annotated[
         Annotated[str, Field(min_length=1), Tag("<pack>")]
         | Annotated[list[PackConfig], Field(min_length=1), Tag("<mixture>")],
         Discriminator(lambda value: "<mixture>" if isinstance(value, list) else "<pack>"),
     ]
-    """Folder of the pack: a local path or any fsspec URL. A list of packs with weights is a mixture."""
+    """Folder of the pack, or of a LeRobot dataset: a local path or any fsspec URL. A list of packs with weights is a
+    mixture."""
+    format: Literal["pack", "lerobot"] = "pack"
+    """What is there: packs of images, or a LeRobot v3 dataset of episodes."""
     shards: Annotated[str, Field(min_length=1)] | None = None
     """Folder or URL of the shards, if they are not in ``path``: of files that others wrote, indexed where they lie."""
     splits: dict[str, str] = {"train": "train", "val": "val"}
@@ -93,9 +99,11 @@ class DataConfig(_Section):
     """Keep shards of a remote pack on each node's disk."""
 
     @model_validator(mode="after")
-    def _each_pack_has_its_shards(self) -> DataConfig:
+    def _one_or_several(self) -> DataConfig:
         if self.shards is not None and not isinstance(self.path, str):
             raise ValueError("shards are those of one pack; in a mixture set them beside the pack's own path")
+        if self.format != "pack" and not isinstance(self.path, str):
+            raise ValueError(f"format {self.format} takes one dataset; only packs of images make a mixture")
         return self
 
     @property
@@ -111,6 +119,19 @@ class DataConfig(_Section):
     def split_name(self, pack: PackConfig, role: str) -> str | None:
         """The name of ``pack``'s split in ``role``; None where it has no part in it."""
         return pack.splits.get(role, self.splits.get(role, role))
+
+
+class EpisodesConfig(_Section):
+    """What a sample of a LeRobot dataset holds, and which episodes are streamed."""
+
+    select: list[Annotated[int, Field(ge=0)]] | None = None
+    """Numbers of the episodes to stream, of those in the split; ``null`` for all. Their order is the dataset's."""
+    delta_timestamps: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
+    """Feature -> window around a frame in seconds, each a multiple of 1/fps."""
+    cameras: list[str] | None = None
+    """Cameras to stream; ``null`` for all."""
+    pool_size: Positive = 16
+    """Whole episodes whose frames are permuted together, as far as ``stream.block_bytes`` allows."""
 
 
 class StreamConfig(_Section):
@@ -288,7 +309,25 @@ class Config(_Section):
     stream: StreamConfig = StreamConfig()
     decode: DecodeConfig = DecodeConfig()
     augment: AugmentConfig = AugmentConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _of_one_format(self) -> Config:
+        if self.data.format == "pack":
+            if self.episodes != EpisodesConfig():
+                raise ValueError("episodes is for data.format: lerobot; leave it out")
+            return self
+        of_images = {
+            "data.shards": self.data.shards,
+            "data.cache": self.data.cache,
+            "augment.cpu": self.augment.cpu,
+            "augment.eval": self.augment.eval,
+        }
+        for key, value in of_images.items():
+            if value is not None:
+                raise ValueError(f"{key} has no part in data.format: lerobot; leave it out")
+        return self
 
     def __init__(self, **values: Any) -> None:
         """Validate keyword arguments, nested ones as mappings or models.

@@ -11,12 +11,13 @@ from typing_extensions import TypeVar
 
 from rfstream.batch import Batch, batch_of
 from rfstream.config import Config
-from rfstream.dataset.mixture import Split
+from rfstream.episodes.batch import episode_batch_of
+from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import PlanError, StreamError
 from rfstream.plan.position import Fingerprint, Position, position_of, state_of
 from rfstream.plan.windows import Windows, evaluation_batches
 from rfstream.stream.feed import Feed
-from rfstream.stream.pipeline import Pipeline, build_pipeline
+from rfstream.stream.pipeline import Pipeline, StreamIndex, build_pipeline
 from rfstream.stream.quarantine import BadSampleRecord
 from rfstream.stream.ranks import alone, group_place, peers_of_group
 from rfstream.stream.split import HandOver
@@ -49,7 +50,7 @@ class RankLoader(Generic[B]):
         hand_over: HandOver,
         to_batch: ToBatch[B] = batch_of,  # type: ignore[assignment]  # B's default goes with it
     ) -> None:
-        self.index: Split = pipeline.index
+        self.index: StreamIndex = pipeline.index
         self.windows_of_epoch: Windows = pipeline.plan.windows
         self.rank = hand_over.peers.rank
         self.epoch = 0
@@ -204,7 +205,7 @@ class EvaluationLoader(Generic[B]):
         *,
         even: bool = False,
     ) -> None:
-        self.index: Split = pipeline.index
+        self.index: StreamIndex = pipeline.index
         self.rank = rank
         self.world_size = world_size
         self._pipeline = pipeline
@@ -249,9 +250,10 @@ class EvaluationLoader(Generic[B]):
 
 def ray_loader(
     config: Config, split: str = "train", *, rank: int | None = None, world_size: int | None = None
-) -> RankLoader | EvaluationLoader:
+) -> RankLoader[Any] | EvaluationLoader[Any]:
     """The loader of ``split`` for this rank: training batches for ``"train"``, evaluation batches for any other role.
 
+    A batch is a :class:`rfstream.batch.Batch`, or of a LeRobot dataset a :class:`rfstream.episodes.batch.EpisodeBatch`.
     ``rank`` and ``world_size`` come from ``torch.distributed`` when its group is up, else 0 and 1. A local Ray starts
     when the first batch is asked for and no cluster is there.
 
@@ -266,8 +268,14 @@ def ray_loader(
     training = split == "train"
     pipeline = build_pipeline(config, split, world_size, training=training)
     if not training:
-        return EvaluationLoader(pipeline, rank, world_size)
-    return RankLoader(pipeline, hand_over_of(pipeline))
+        return EvaluationLoader(pipeline, rank, world_size, maker_of(pipeline))
+    return RankLoader(pipeline, hand_over_of(pipeline), maker_of(pipeline))
+
+
+def maker_of(pipeline: Pipeline) -> ToBatch[Any]:
+    """What makes batches of ``pipeline``'s samples."""
+    index = pipeline.index
+    return partial(episode_batch_of, index.dataset.tasks) if isinstance(index, EpisodeIndex) else batch_of
 
 
 def hand_over_of(pipeline: Pipeline) -> HandOver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -47,7 +47,45 @@ class EncodedSample:
     pack: int = 0
 
 
-class SampleReader(ABC):
+class PackReader(ABC):
+    """Reads samples by their row in the index, and puts them into Arrow and back."""
+
+    @abstractmethod
+    def read(self, rows: IntArray) -> list[EncodedSample]:
+        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
+
+        Raises:
+            DatasetError: if the pack has changed or lacks a file, or there is no such row.
+            SampleError: if a sample can't be read as a whole; names shard and sample.
+        """
+
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[EncodedSample]]:
+        """The samples at ``rows`` in parts of ``size``: all are read at once, since they lie in few fragments."""
+        samples = self.read(rows)
+        for first in range(0, len(samples), size):
+            yield samples[first : first + size]
+
+    @staticmethod
+    def to_columns(samples: Sequence[EncodedSample]) -> dict[str, pa.Array]:
+        """Samples as the columns of one row."""
+        places = [[{name: getattr(sample, name) for name in _PLACE.names} for sample in samples]]
+        return {
+            "places": pa.array(places, pa.list_(_PLACE)),
+            "images": pa.array([[sample.image for sample in samples]], pa.large_list(pa.large_binary())),
+            "sidecars": pa.array([[sample.sidecar for sample in samples]], pa.large_list(pa.large_binary())),
+        }
+
+    @staticmethod
+    def of_columns(columns: Mapping[str, pa.Scalar]) -> list[EncodedSample]:
+        """The samples that :meth:`to_columns` put into a row."""
+        members = (columns[name] for name in ("images", "sidecars", "places"))
+        return [
+            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
+            for image, sidecar, place in zip(*members, strict=True)
+        ]
+
+
+class SampleReader(PackReader):
     """Reads samples of one split by their row in the index.
 
     It pickles to its arguments, so it travels with a task; index, rows and open files are loaded on first use in each
@@ -77,14 +115,19 @@ class SampleReader(ABC):
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Any, ...]]:
         return type(self), self._arguments
 
-    @abstractmethod
-    def read(self, rows: IntArray) -> list[EncodedSample]:
-        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
 
-        Raises:
-            DatasetError: if the pack has changed or lacks a file, or there is no such row.
-            SampleError: if a sample can't be read as a whole; names shard and sample.
-        """
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+        ("pack", pa.int64()),
+    ]
+)
+"""What a row of encoded samples says of each beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

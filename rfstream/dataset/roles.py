@@ -5,7 +5,7 @@ from __future__ import annotations
 from rfstream.config import Config, PackConfig
 from rfstream.dataset.index import SplitIndex, has_split, read_index
 from rfstream.dataset.mixture import MixedPack, MixedSplit, Split, mixed_categories
-from rfstream.errors import DatasetError
+from rfstream.errors import ConfigError, DatasetError
 
 _TRAIN = "train"
 
@@ -14,9 +14,12 @@ def split_of(config: Config, role: str) -> Split:
     """The split in ``role``, of one pack or of all packs of a mixture that have a part in it.
 
     Raises:
+        ConfigError: if no pack is configured.
         DatasetError: see :func:`rfstream.dataset.index.read_index` and
             :func:`rfstream.dataset.mixture.mixed_categories`; or if no pack has a part in it.
     """
+    if config.data.format != "pack":
+        raise ConfigError(f"this trains on images of a pack, and data.format is {config.data.format}")
     packs = config.data.packs
     if isinstance(config.data.path, str):
         return _index(config, packs[0], role)

@@ -121,9 +121,9 @@ class EpochOrder:
             shuffle=self.shuffle,
         )
 
-    def block_bytes(self) -> IntArray:
-        """Encoded bytes of each block, int64 (blocks,)."""
-        return np.add.reduceat(self.fragments.nbytes[self.fragment_order], self.edges[:-1])
+    def block_bytes(self, nbytes: IntArray) -> IntArray:
+        """Encoded bytes of each block, int64 (blocks,), of fragments that have ``nbytes`` int64 (F,)."""
+        return np.add.reduceat(nbytes[self.fragment_order], self.edges[:-1])
 
     def covering(self, lo: int, hi: int) -> Iterator[int]:
         """Blocks that hold positions ``lo <= p < hi`` of the order, once each; positions past the end wrap around."""

@@ -29,14 +29,15 @@ class BadSample:
 
 
 class BadSampleError(SampleError):
-    """One :class:`BadSample`, the error's only argument."""
+    """One :class:`BadSample`, and what to do about it."""
 
-    def __init__(self, bad: BadSample) -> None:
-        super().__init__(bad)
+    def __init__(self, bad: BadSample, advice: str = "repair or remove the file and pack again") -> None:
+        super().__init__(bad, advice)
         self.bad = bad
+        self.advice = advice
 
     def __str__(self) -> str:
-        return f"{self.bad}; repair or remove the file and pack again"
+        return f"{self.bad}; {self.advice}"
 
 
 def bad_sample(sample: EncodedSample, name: str, error: BaseException) -> BadSampleError:

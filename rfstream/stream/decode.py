@@ -31,13 +31,28 @@ from rfstream.stream.targets import of_mixture, parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
 S = TypeVar("S")
+E_contra = TypeVar("E_contra", bound="Encoded", contravariant=True)
 
 
-class SampleDecoder(Protocol[S]):
+class Encoded(Protocol):
+    """What is said of a sample whatever it holds."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the dataset."""
+        ...
+
+    @property
+    def row(self) -> int:
+        """Its row in the index."""
+        ...
+
+
+class SampleDecoder(Protocol[E_contra, S]):
     """Turns encoded samples into decoded ones, and these into a batch. Holds no state that one sample could leave
     behind for another."""
 
-    def sample(self, sample: EncodedSample, key: int) -> S:
+    def sample(self, sample: E_contra, key: int) -> S:
         """``sample`` decoded, and augmented with the 64-bit ``key``.
 
         Raises:
@@ -61,7 +76,7 @@ class DecodeSpec(Protocol):
         """Seed of augmentation."""
         ...
 
-    def build(self) -> SampleDecoder[Any]:
+    def build(self) -> SampleDecoder[Any, Any]:
         """A decoder for this process."""
         ...
 
@@ -75,7 +90,7 @@ class Substitutes(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterable[EncodedSample]:
+    def of(self, bad: Encoded, epoch: int, position: int) -> Iterable[Any]:
         """Samples to try in the place of ``bad`` at ``position`` of an epoch's order: the same ones for the same
         arguments, a bounded number, and never ``bad``."""
         ...
@@ -88,7 +103,7 @@ class BatchDecoder(Generic[S]):
     decoded and augmented as if it were the position's own.
     """
 
-    def __init__(self, decoder: SampleDecoder[S], seed: int, substitutes: Substitutes | None) -> None:
+    def __init__(self, decoder: SampleDecoder[Any, S], seed: int, substitutes: Substitutes | None) -> None:
         self._decoder = decoder
         self._seed = seed
         self._substitutes = substitutes
@@ -98,7 +113,7 @@ class BatchDecoder(Generic[S]):
         """A decoder of batches for this process."""
         return BatchDecoder(spec.build(), spec.seed, substitutes)
 
-    def batch(self, samples: Sequence[EncodedSample], epoch: int, batch: int, first_position: int) -> WireBatch:
+    def batch(self, samples: Sequence[Encoded], epoch: int, batch: int, first_position: int) -> WireBatch:
         """Decode ``samples``, which stand at ``first_position`` and after in the epoch's order, as batch ``batch``.
 
         Raises:
@@ -115,7 +130,7 @@ class BatchDecoder(Generic[S]):
             found += [(position, each) for each in bad]
         return WireBatch(epoch, batch, keys, self._decoder.collate(decoded), found)
 
-    def _sample(self, own: EncodedSample, epoch: int, position: int) -> tuple[str, S, list[BadSample]]:
+    def _sample(self, own: Encoded, epoch: int, position: int) -> tuple[str, S, list[BadSample]]:
         """Key and content of what stands at ``position``, and what could not."""
         augmentation = sample_key(self._seed, epoch, position)
         bad: list[BadSample] = []

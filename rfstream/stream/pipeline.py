@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
@@ -15,8 +15,16 @@ from rfstream.config import Config
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.mixture import Split
 from rfstream.dataset.roles import label_space, split_of
+from rfstream.dataset.storage import local_path
+from rfstream.episodes.decode import EpisodeSpec
+from rfstream.episodes.index import index_of, pool_weights
+from rfstream.episodes.layout import layout_of
+from rfstream.episodes.metadata import read_dataset
+from rfstream.episodes.reader import EpisodeReaderSpec
 from rfstream.errors import ConfigError
-from rfstream.plan.position import Position
+from rfstream.plan.mixture import Mixture
+from rfstream.plan.order import Fragments
+from rfstream.plan.position import Fingerprint, Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
@@ -25,7 +33,7 @@ from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
-    Reads,
+    ReadSpec,
     StagedDecode,
     evaluation_functions,
     reads_of,
@@ -47,28 +55,48 @@ PREFETCHED = 2
 """Batches that a rank holds ready: one being consumed, one behind it."""
 
 
+class StreamIndex(Protocol):
+    """What a stream knows of its split, whatever the samples are."""
+
+    @property
+    def split(self) -> str:
+        """Name of the split."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that stand for its content."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the split."""
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for equal rows to mean equal samples."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """A split as a Ray Data job, ready to be built from any position."""
+    """A split as a Ray Data job, ready to be built from any position.
+
+    ``at_hand``: single samples are read at little cost, so that decode actors may read them.
+    """
 
     config: Config
-    index: Split
+    index: StreamIndex
     plan: StreamPlan
+    reader: ReadSpec
     decode: DecodeSpec
+    at_hand: bool
 
     @property
     def fused(self) -> bool:
         """Whether reading happens inside the decode actors."""
         assembly = self.config.stream.assembly
-        if assembly != "auto":
-            return assembly == "fused"
-        return self.index.at_hand  # else all that a block needs at once
-
-    @property
-    def reader(self) -> Reads:
-        """What the tasks read."""
-        cache = self.config.data.cache
-        return reads_of(self.index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+        return self.at_hand if assembly == "auto" else assembly == "fused"
 
     @property
     def substitutes(self) -> PackSubstitutes | None:
@@ -99,7 +127,7 @@ class Pipeline:
         encoded = self._read(partial(training_functions, *fixed, None, None), largest, compute=readers, num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
-            fn_constructor_args=decoding,
+            fn_constructor_args=(self.reader, *decoding),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -138,12 +166,42 @@ def build_pipeline(
     Raises:
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
+    if config.data.format == "lerobot":
+        if decode is not None:
+            raise ConfigError(
+                f"data.format: lerobot has no samples for {type(decode).__name__}: name a pack in data.path"
+            )
+        return _of_episodes(config, split, world_size, training=training)
+    index, cache = split_of(config, split), config.data.cache
+    plan = _plan(config, index.fragments(), int(config.stream.block_bytes), world_size, training=training)
+    reader = reads_of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+    return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), index.at_hand)
+
+
+def _of_episodes(config: Config, role: str, world_size: int, *, training: bool) -> Pipeline:
+    """The job for a split of a LeRobot dataset: an episode is a fragment, and a pool of them a shuffle block."""
+    asked, root, deadline_s = config.episodes, config.data.name, config.stream.deadline_s
+    select = None if asked.select is None else tuple(asked.select)
+    split = config.data.splits.get(role, role)
+    dataset = read_dataset(root, deadline_s)
+    layout = layout_of(dataset.info, asked.delta_timestamps, asked.cameras)
+    index = index_of(dataset, split, select, layout, asked.pool_size, deadline_s)
+    weights, pool = pool_weights(index.nbytes, asked.pool_size, int(config.stream.block_bytes))
+    plan = _plan(config, Fragments(index.starts, weights), pool, world_size, training=training)
+    reader = EpisodeReaderSpec(root, split, select, dataset.digest, layout, asked.pool_size, deadline_s)
+    # Images in Parquet are read by whole row groups.
+    at_hand = local_path(root) is not None and all(camera.dtype == "video" for camera in layout.cameras)
+    decode = EpisodeSpec(config.stream.seed, layout, config.decode.max_pixels)
+    return Pipeline(config, index, plan, reader, decode, at_hand)
+
+
+def _plan(
+    config: Config, fragments: Fragments | Mixture, block_bytes: int, world_size: int, *, training: bool
+) -> StreamPlan:
     stream = config.stream
-    index = split_of(config, split)
-    fragments, grad_accum = index.fragments(), stream.accumulation(world_size)
-    windows = Windows(fragments.total, world_size, grad_accum, stream.batch_size, stream.tail if training else "wrap")
-    plan = StreamPlan(fragments, windows, stream.seed, stream.shuffle, int(stream.block_bytes))
-    return Pipeline(config, index, plan, decode or _detection(config, index, training=training))
+    tail = stream.tail if training else "wrap"
+    windows = Windows(fragments.total, world_size, stream.accumulation(world_size), stream.batch_size, tail)
+    return StreamPlan(fragments, windows, stream.seed, stream.shuffle, block_bytes)
 
 
 def _detection(config: Config, index: Split, *, training: bool) -> DetectionSpec:

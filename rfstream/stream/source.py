@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,51 @@ from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
 from rfstream.dataset.mixture import MixedReader, MixedSplit, Split
 from rfstream.dataset.parquet import ParquetReader
-from rfstream.dataset.reader import EncodedSample, SampleReader
+from rfstream.dataset.reader import SampleReader
 from rfstream.dataset.retry import DEADLINE_S
 from rfstream.dataset.tar import TarReader
+from rfstream.plan.keys import IntArray
 from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
-from rfstream.stream.decode import DecodeSpec, Substitutes, decoder_of
+from rfstream.stream.decode import DecodeSpec, Encoded, Substitutes, decoder_of
 from rfstream.stream.wire import to_row
+
+E = TypeVar("E")
+
+
+class BatchReader(Protocol[E]):
+    """Reads encoded samples by their row in the index."""
+
+    def read(self, rows: IntArray) -> list[E]:
+        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
+
+        Raises:
+            DatasetError: if they can't be read.
+        """
+        ...
+
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[E]]:
+        """The same in parts of ``size``, for who reads a whole shuffle block."""
+        ...
+
+    def to_columns(self, samples: Sequence[E]) -> dict[str, pa.Array]:
+        """Samples as the columns of one row, on their way to a decode actor."""
+        ...
+
+    def of_columns(self, columns: Mapping[str, pa.Scalar]) -> list[E]:
+        """The samples that :meth:`to_columns` put into a row."""
+        ...
+
+
+class ReadSpec(Protocol):
+    """What to read, and how: a few hashable values that travel with every task."""
+
+    def __hash__(self) -> int: ...
+
+    def build(self) -> BatchReader[Any]:
+        """A reader for this process."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +81,11 @@ class ReaderSpec:
         where = (index.path, index.split, index.digest, index.format, index.shards_at)
         return ReaderSpec(*where, index.deadline_s, cache)
 
+    def build(self) -> SampleReader:
+        """See :class:`ReadSpec`."""
+        reader = ParquetReader if self.format == "parquet" else TarReader
+        return reader(self.path, self.split, self.digest, self.shards_at, self.deadline_s, self.cache)
+
 
 @dataclass(frozen=True)
 class MixedReaderSpec:
@@ -51,11 +93,14 @@ class MixedReaderSpec:
 
     packs: tuple[tuple[int, int, ReaderSpec], ...]
 
+    def build(self) -> MixedReader:
+        """See :class:`ReadSpec`."""
+        return MixedReader(
+            [(first, number, pack.shards_at or pack.path, pack.build()) for first, number, pack in self.packs]
+        )
 
-Reads = ReaderSpec | MixedReaderSpec
 
-
-def reads_of(split: Split, cache: ShardCache | None = None) -> Reads:
+def reads_of(split: Split, cache: ShardCache | None = None) -> ReadSpec:
     """What travels with a task so that it can read samples of ``split``; remote shards are kept in ``cache``."""
     if isinstance(split, MixedSplit):
         packs = zip(split.first_rows[:-1], split.packs, strict=True)
@@ -64,35 +109,28 @@ def reads_of(split: Split, cache: ShardCache | None = None) -> Reads:
 
 
 @lru_cache(maxsize=8)
-def reader_of(spec: Reads) -> SampleReader | MixedReader:
+def reader_of(spec: ReadSpec) -> BatchReader[Any]:
     """This process's reader for ``spec``."""
-    if isinstance(spec, MixedReaderSpec):
-        return MixedReader(
-            [(first, number, pack.shards_at or pack.path, _pack_reader(pack)) for first, number, pack in spec.packs]
-        )
-    return _pack_reader(spec)
-
-
-def _pack_reader(spec: ReaderSpec) -> SampleReader:
-    reader = ParquetReader if spec.format == "parquet" else TarReader
-    return reader(spec.path, spec.split, spec.digest, spec.shards_at, spec.deadline_s, spec.cache)
+    return spec.build()
 
 
 @dataclass(frozen=True)
 class PackSubstitutes:
     """Substitutes of bad samples out of the whole split: see :class:`rfstream.stream.decode.Substitutes`."""
 
-    reader: Reads
+    reader: ReadSpec
     rows: int
     seed: int
 
-    def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterator[EncodedSample]:
+    def of(self, bad: Encoded, epoch: int, position: int) -> Iterator[Any]:
         """Samples to try in the place of ``bad``, each read when it is asked for."""
         for row in substitute_rows(self.rows, bad.row, self.seed, epoch, position):
             yield from reader_of(self.reader).read(np.array([row], dtype=np.int64))
 
 
 ReadFn = Callable[[], Iterable[pa.Table]]
+_NUMBERS = ("epoch", "batch", "batch_size")
+"""What a row of encoded batches says of them, beside their samples: ``batch`` is the first one's number."""
 
 
 class BatchSource(Datasource):  # type: ignore[misc]
@@ -123,7 +161,7 @@ def training_functions(
     start: Position,
     epochs: int,
     batches_per_task: int,
-    reader: Reads,
+    reader: ReadSpec,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
@@ -143,7 +181,7 @@ def evaluation_functions(
     rank: int,
     world_size: int,
     per_task: int,
-    reader: Reads,
+    reader: ReadSpec,
     decode: DecodeSpec,
 ) -> Iterator[tuple[ReadFn, int]]:
     """Read functions of one rank's evaluation batches, each ``(lo, hi)`` rows of the index."""
@@ -154,76 +192,41 @@ def evaluation_functions(
 
 
 class StagedDecode:
-    """Staged decoding in the actor pool: encoded batches (see :func:`_encoded_row`) to decoded ones."""
+    """Staged decoding in the actor pool: encoded batches (see :func:`_read_encoded`) to decoded ones."""
 
-    def __init__(self, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+    def __init__(self, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+        self._reader = reader
         self._decoder = decoder_of(decode, substitutes)
 
     def __call__(self, row: pa.Table) -> Iterator[pa.Table]:
         """Decode the batches in ``row``, one after the other."""
         columns = {name: row.column(name)[0] for name in row.column_names}
-        members = (columns[name] for name in ("images", "sidecars", "places"))
-        samples = [
-            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
-            for image, sidecar, place in zip(*members, strict=True)
-        ]
-        epoch, first, size = (columns[name].as_py() for name in ("epoch", "batch", "batch_size"))
-        for m, chosen in _parts(samples, first, size):
+        epoch, first, size = (columns.pop(name).as_py() for name in _NUMBERS)
+        samples = reader_of(self._reader).of_columns(columns)
+        for m in range(first, first + -(-len(samples) // size)):
+            chosen, samples = samples[:size], samples[size:]  # what a batch holds goes with it
             yield to_row(self._decoder.batch(chosen, epoch, m, m * size))
 
 
-def _read_decoded(task: Task, reader: Reads, decode: DecodeSpec, substitutes: Substitutes | None) -> Iterator[pa.Table]:
+def _read_decoded(
+    task: Task, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None
+) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, reader: Reads, batches_per_row: int) -> Iterator[pa.Table]:
-    # The whole block at once: its samples lie in few fragments, each one range request.
-    samples = reader_of(reader).read(task.rows(task.lo, task.hi))
-    for i, chosen in _parts(samples, 0, batches_per_row * task.batch_size):
-        yield _encoded_row(chosen, task.epoch, task.lo + i * batches_per_row, task.batch_size)
-
-
-def _parts(samples: Sequence[EncodedSample], first: int, size: int) -> Iterator[tuple[int, Sequence[EncodedSample]]]:
-    """``samples`` in parts of ``size``, numbered from ``first`` on."""
-    for number, lo in enumerate(range(0, len(samples), size), first):
-        yield number, samples[lo : lo + size]
+def _read_encoded(task: Task, spec: ReadSpec, batches_per_row: int) -> Iterator[pa.Table]:
+    reader = reader_of(spec)
+    parts = reader.parts(task.rows(task.lo, task.hi), batches_per_row * task.batch_size)
+    for first, samples in zip(range(task.lo, task.hi, batches_per_row), parts, strict=True):
+        numbers = zip(_NUMBERS, (task.epoch, first, task.batch_size), strict=True)
+        yield pa.table({name: [number] for name, number in numbers} | reader.to_columns(samples))
 
 
 def _read_evaluation(
-    batches: Sequence[tuple[int, tuple[int, int]]], reader: Reads, decode: DecodeSpec
+    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReadSpec, decode: DecodeSpec
 ) -> Iterator[pa.Table]:
     for number, (lo, hi) in batches:
         samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))
         yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
-
-
-_PLACE = pa.struct(
-    [
-        ("shard", pa.string()),
-        ("key", pa.string()),
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-        ("pack", pa.int64()),
-    ]
-)
-"""What encoded batches say of each sample beside its bytes."""
-
-
-def _encoded_row(samples: Sequence[EncodedSample], epoch: int, batch: int, batch_size: int) -> pa.Table:
-    """Consecutive batches of ``epoch``, ``batch`` the first of them."""
-    return pa.table(
-        {
-            "epoch": [epoch],
-            "batch": [batch],
-            "batch_size": [batch_size],
-            "places": pa.array(
-                [[{name: getattr(s, name) for name in _PLACE.names} for s in samples]], pa.list_(_PLACE)
-            ),
-            "images": pa.array([[s.image for s in samples]], type=pa.large_list(pa.large_binary())),
-            "sidecars": pa.array([[s.sidecar for s in samples]], type=pa.large_list(pa.large_binary())),
-        }
-    )

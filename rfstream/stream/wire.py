@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from rfstream.stream.bad import BadSample
 
@@ -23,8 +24,9 @@ _HEADER = "header"
 class WireBatch:
     """One batch in NumPy arrays.
 
-    ``batch`` is its number in the epoch over all ranks; ``arrays`` holds ``images`` uint8 (B, 3, H, W), ``sizes``,
-    ``orig_sizes``, ``image_ids``, ``offsets`` and one flat array per target field (see :class:`rfstream.batch.Batch`).
+    ``batch`` is its number in the epoch over all ranks; ``arrays`` are what its decoder makes: of images ``images``
+    uint8 (B, 3, H, W), ``sizes``, ``orig_sizes``, ``image_ids``, ``offsets`` and one flat array per target field (see
+    :class:`rfstream.batch.Batch`), of episodes one structured array and the frames of each camera.
     ``bad`` are the samples that could not be decoded, each with the position in the epoch's order where that was.
     """
 
@@ -43,7 +45,7 @@ def to_row(batch: WireBatch) -> pa.Table:
         "batch": batch.batch,
         "keys": batch.keys,
         "bad": [[position, asdict(bad)] for position, bad in batch.bad],
-        "arrays": {name: [value.dtype.str, value.shape] for name, value in arrays.items()},
+        "arrays": {name: [dtype_to_descr(value.dtype), value.shape] for name, value in arrays.items()},
     }
     columns: dict[str, pa.Array] = {_HEADER: pa.array([json.dumps(header)])}
     for name, value in arrays.items():
@@ -57,7 +59,7 @@ def from_row(row: pa.Table) -> WireBatch:
     """The batch in an Arrow table of one row. The arrays are read-only views of the table's memory."""
     header = json.loads(row.column(_HEADER)[0].as_py())
     arrays = {
-        name: np.frombuffer(row.column(name)[0].as_buffer(), dtype=np.dtype(dtype)).reshape(shape)
+        name: np.frombuffer(row.column(name)[0].as_buffer(), dtype=descr_to_dtype(dtype)).reshape(shape)
         for name, (dtype, shape) in header["arrays"].items()
     }
     bad = [(position, BadSample(**fields)) for position, fields in header["bad"]]

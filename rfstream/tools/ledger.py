@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rfstream.batch import Batch
 from rfstream.config import Config
+from rfstream.episodes.batch import EpisodeBatch
 from rfstream.errors import DatasetError
-from rfstream.loader import RankLoader
+from rfstream.loader import RankLoader, maker_of
 from rfstream.stream.pipeline import build_pipeline
 from rfstream.stream.ranks import Peers, threads
 from rfstream.stream.split import HandOver
@@ -34,18 +35,15 @@ SCHEMA = pa.schema(
     ]
 )
 """One row per sample: micro-step, rank and slot in the batch; position in the epoch's order; CRC-32 of the augmented
-pixels (uint8 C, H, W, without padding) and of the targets (fields by name)."""
+pixels (uint8 C, H, W, without padding; of a window of frames all of them) and of the targets (fields by name)."""
 
 
-def ledger_rows(batch: Batch, rank: int, world_size: int) -> list[dict[str, Any]]:
+def ledger_rows(batch: Batch | EpisodeBatch, rank: int, world_size: int) -> list[dict[str, Any]]:
     """The ledger's rows for one batch of ``rank``."""
     first = (batch.step * world_size + rank) * len(batch)
     rows = []
     for slot, key in enumerate(batch.keys):
-        height, width = batch.sizes[slot].tolist()
-        target = batch.targets[slot]
-        if "masks" in target:
-            target["masks"] = target["masks"][:, :height, :width]  # what pads a batch is not the sample's
+        pixels, targets = batch.compared(slot)
         rows.append(
             {
                 "epoch": batch.epoch,
@@ -54,8 +52,8 @@ def ledger_rows(batch: Batch, rank: int, world_size: int) -> list[dict[str, Any]
                 "slot": slot,
                 "position": first + slot,
                 "key": key,
-                "pixels": _crc(batch.images[slot, :, :height, :width]),
-                "targets": _crc(*(values for _, values in sorted(target.items()))),
+                "pixels": _crc(*pixels),
+                "targets": _crc(*targets),
             }
         )
     return rows
@@ -72,7 +70,7 @@ def make_ledger(config: Config, *, epochs: int, world_size: int) -> pa.Table:
 
     def run(peers: Peers) -> list[dict[str, Any]]:
         try:
-            with RankLoader(pipeline, HandOver(pipeline, peers)) as loader:
+            with RankLoader(pipeline, HandOver(pipeline, peers), maker_of(pipeline)) as loader:
                 rows = [
                     row for _ in range(epochs) for batch in loader for row in ledger_rows(batch, peers.rank, world_size)
                 ]

@@ -10,8 +10,10 @@ import numpy as np
 from rich.table import Table
 
 from rfstream.config import Config
-from rfstream.dataset.mixture import MixedSplit
+from rfstream.dataset.mixture import MixedSplit, Split
+from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import DatasetError
+from rfstream.plan.keys import IntArray
 from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import EpochOrder
 from rfstream.plan.windows import Windows
@@ -32,10 +34,11 @@ _BATCHES_IN_HAND = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """The first batch, decoded here: size in bytes, seconds per image on one core, and the most memory that this
-    process has had, in bytes."""
+    """The first batch, decoded here: size in bytes, decoded and encoded, seconds per image on one core, and the most
+    memory that this process has had, in bytes."""
 
     batch_bytes: int
+    encoded_bytes: int
     seconds_per_image: float
     process_bytes: int
 
@@ -53,14 +56,15 @@ def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
         DatasetError: if the shards can't be read.
     """
     task = pipeline.plan.task(order, 0, 1)
-    decoder = decoder_of(pipeline.decode, pipeline.substitutes)
+    reader, decoder = reader_of(pipeline.reader), decoder_of(pipeline.decode, pipeline.substitutes)
     for _ in range(2):
         before = time.perf_counter()
-        samples = reader_of(pipeline.reader).read(task.rows(0, 1))
+        samples = reader.read(task.rows(0, 1))
         wire = decoder.batch(samples, 0, 0, 0)
         seconds = time.perf_counter() - before
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Trial(sum(a.nbytes for a in wire.arrays.values()), seconds / len(samples), most)
+    encoded = sum(column.nbytes for column in reader.to_columns(samples).values())
+    return Trial(sum(a.nbytes for a in wire.arrays.values()), encoded, seconds / len(samples), most)
 
 
 def batches_held(pipeline: Pipeline) -> int:
@@ -106,13 +110,13 @@ def _pack_rows(pipeline: Pipeline) -> list[tuple[str, str]]:
 
 def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     windows = pipeline.plan.windows
-    block = order.block_bytes()
-    nbytes = order.fragments.nbytes
+    parts, nbytes = _contents(pipeline, order)
+    block = order.block_bytes(nbytes)
     per_read = (
         f"{_size(np.median(nbytes))} a fragment" if not pipeline.fused else f"{_size(nbytes.sum() / order.samples)}"
     )
     return [
-        ("samples", f"{order.samples:,} in {len(pipeline.index.shards):,} shards, {_size(nbytes.sum())}"),
+        ("samples", f"{order.samples:,} in {parts}, {_size(nbytes.sum())}"),
         ("fragments", f"{len(nbytes):,}"),
         ("shuffle blocks", f"{order.blocks:,} of up to {_size(block.max())}"),
         (
@@ -127,6 +131,15 @@ def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         ("bytes per read", per_read + (" (one sample)" if pipeline.fused else "")),
         ("epochs per execution", f"{pipeline.epochs_per_execution():,}"),
     ]
+
+
+def _contents(pipeline: Pipeline, order: EpochOrder) -> tuple[str, IntArray]:
+    """Of how many parts the split is, in words, and the bytes of each fragment."""
+    index = pipeline.index
+    if isinstance(index, EpisodeIndex):
+        return f"{len(index.chosen):,} episodes", index.nbytes
+    assert isinstance(index, Split)
+    return f"{len(index.shards):,} shards", order.fragments.nbytes
 
 
 def _tail(windows: Windows) -> str:
@@ -147,11 +160,10 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
     rate = 1 / trial.seconds_per_image
     blocks = 1 + READS_PER_NODE
-    encoded = (
-        ""
-        if pipeline.fused
-        else f", and {_size(blocks * order.block_bytes().max())} of {blocks} encoded blocks (on one node)"
-    )
+    # Batches carry what comes before their frames in a video, some of it more than once.
+    carried = pipeline.rows_per_block() * BATCHES_PER_TASK * trial.encoded_bytes
+    block = max(order.block_bytes(_contents(pipeline, order)[1]).max(), carried)
+    encoded = "" if pipeline.fused else f", and {_size(blocks * block)} of {blocks} encoded blocks (on one node)"
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
         ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches){encoded}"),

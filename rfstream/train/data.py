@@ -27,10 +27,17 @@ class StreamDataModule(pl.LightningDataModule):
 
     A run resumed inside an epoch gets the remaining batches of that epoch. Lightning keeps no accumulated gradients, so
     save on an optimizer step (``ModelCheckpoint(every_n_train_steps=...)`` does) for the same weights afterwards.
+
+    Raises:
+        ConfigError: if the data are no images.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        if config.data.format != "pack":
+            raise ConfigError(
+                f"StreamDataModule takes images and data.format is {config.data.format}: iterate rfstream.ray_loader"
+            )
         self.config = config
         self._stage = DeviceStage(config.augment.device, seed=config.stream.seed)
         self._stream: TrainingStream[Batch] = TrainingStream(self)

@@ -15,6 +15,7 @@ import torch
 
 from rfstream.config import Config, PackConfig, import_object
 from rfstream.dataset import storage
+from rfstream.dataset.roles import split_of
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
 from rfstream.stream.pipeline import build_pipeline
@@ -203,7 +204,7 @@ def _fit_model(
     run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    model = _model(config, pipeline.index.class_names())
+    model = _model(config, split_of(config, "train").class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     trainer = pl.Trainer(
         accelerator=run.accelerator,

@@ -24,7 +24,7 @@ class RFDETRSpec:
     max_pixels: int = MAX_PIXELS
     pack_ids: PackIds = ()
 
-    def build(self) -> SampleDecoder[Any]:
+    def build(self) -> SampleDecoder[Any, Any]:
         """A decoder for this process, which computes on one thread from then on: an actor has one CPU."""
         import torch
 

@@ -1,0 +1,1 @@
+"""Robotics episodes: LeRobot v3 datasets, streamed as they lie on disk."""
