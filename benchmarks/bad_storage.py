@@ -126,13 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fate == "stall":
             self.storage.closed.wait()
         status, headers, data = self._answer_of_source(fate, sent)
-        promised = len(data)
+        promised = int(headers.pop("Content-Length", len(data)))
         if fate in ("cut", "break off"):
             data = data[: promised // 2]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(promised if fate == "break off" else len(data)))
+        self.send_header("Content-Length", str(promised // 2 if fate == "cut" else promised))
         self.end_headers()
         for first in range(0, 0 if self.command == "HEAD" else len(data), _PIECE):
             piece = data[first : first + _PIECE]
@@ -169,4 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         connection.close()
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+        if self.command == "HEAD":  # which has the length of what a GET would send, and nothing to count
+            headers["Content-Length"] = answer.headers.get("Content-Length", "0")
         return answer.status, headers, data

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gcs import BUCKET
-from packing import SMALL, files_in, pack_small, start_job
+from packing import SMALL, files_in, in_bucket, pack_small, start_job
 
 from benchmarks.bad_storage import BadStorage, Line
 from benchmarks.killing import kill_worker
@@ -38,10 +38,6 @@ def line(bucket: BadStorage) -> Iterator[BadStorage]:
     bucket.requests.clear()
     yield bucket
     bucket.line, bucket.mode = Line(), "well"
-
-
-def in_bucket(url: str) -> dict[str, bytes]:
-    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes_in(url)}
 
 
 def test_a_pack_in_a_bucket_equals_the_local_one(shared_data: Path, local: dict[str, bytes], line: BadStorage) -> None:

@@ -23,6 +23,8 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 CategoryIds = Literal["remap", "raw"]
 PackFormat = Literal["tar", "parquet"]
 """What the shards of a pack are; also the extension of their names."""
+PackIds = tuple[tuple[tuple[int, int], ...], ...]
+"""For each pack of a mixture by number, category ids in the pack and in the mixture."""
 
 # Under "raw" the label is the category id, and a model has one output for each id up to the largest.
 _MAX_RAW_ID = 1_000_000
@@ -86,6 +88,22 @@ class SplitIndex:
         """What the shards are, as their names say."""
         return "parquet" if self.shards[0].endswith(".parquet") else "tar"
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether one sample is read as cheaply as many: its shard is on this machine, and not read by whole row
+        groups, as Parquet that others wrote is."""
+        by_groups = self.format == "parquet" and self.columns is not None
+        return storage.local_path(self.shards_at) is not None and not by_groups
+
+    @property
+    def pack_ids(self) -> PackIds:
+        """None: the split is of one pack, and its category ids are the pack's."""
+        return ()
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for the same rows to be the same samples, with the same labels."""
+        return {"pack": self.digest}
+
     def ids(self) -> list[int]:
         """Category ids in the order of ``categories``."""
         return [int(category["id"]) for category in self.categories]
@@ -107,10 +125,6 @@ class SplitIndex:
         for category_id, label in labels.items():
             names[label] = by_id[category_id]
         return names
-
-    def fingerprint(self) -> Fingerprint:
-        """What must be equal for equal rows to mean equal samples."""
-        return {"pack": self.digest}
 
     def fragments(self) -> Fragments:
         """Contiguous runs of samples of about 8 MiB, in pack order.

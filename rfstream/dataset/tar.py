@@ -83,10 +83,9 @@ class TarReader(SampleReader):
         image, sidecar = (self._whole(place, span, found[span]) for span in (place.image, place.sidecar))
         if index.columns is not None:
             sidecar = self._own(place, sidecar, index.columns)
-        stated = (pixels or None for pixels in place.stated)
-        return EncodedSample(
-            index.shards[place.shard], place.key, image, sidecar, place.row, place.image.start, *stated
-        )
+        width, height = (pixels or None for pixels in place.stated)
+        shard = index.shards[place.shard]
+        return EncodedSample(shard, place.key, image, sidecar, place.row, place.image.start, width, height)
 
     def _whole(self, place: _Place, span: Span, data: memoryview) -> bytes:
         if len(data) < span.end - span.start:
