@@ -4,12 +4,10 @@ models."""
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -23,6 +21,7 @@ from pydantic import (
 )
 
 from rfstream.config_faults import brief, known, sentence
+from rfstream.config_file import apply_override, read_mapping
 from rfstream.errors import ConfigError
 from rfstream.plan.windows import accumulation
 
@@ -341,38 +340,18 @@ class Config(_Section):
             raise ConfigError("; ".join(sentence(fault, Config) for fault in error.errors())) from None
 
 
-class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.2's floats: PyYAML follows 1.1, where ``1e-4`` is a string."""
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
-    list("-+0123456789."),
-)
-
-
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file and apply ``dotted.key=value`` overrides, whose values are read as YAML too.
 
     Raises:
         ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
     """
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _YamlLoader)
-    except OSError as error:
-        raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
-    except Exception as error:  # PyYAML lets out whatever a date, a number or deep nesting raises
-        raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
-        )
+    values = read_mapping(path)
     wrong = [key for key in values if not isinstance(key, str)]
     if wrong:
         raise ConfigError(f"configuration file {path}: unknown key {brief(wrong[0])}{known(Config, ())}")
     for override in overrides:
-        _apply(values, override)
+        apply_override(values, override)
     try:
         return Config(**values)
     except ConfigError as error:
@@ -399,22 +378,3 @@ def import_object(path: str, key: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{key}={path!r} is not callable")
     return found  # type: ignore[no-any-return]
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
-    keys = dotted.split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
-    try:
-        value = yaml.load(text, _YamlLoader)
-    except Exception:  # as above
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
-    node = values
-    for key in keys[:-1]:
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-        if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {key} holds a value, not a section")
-    node[keys[-1]] = value
