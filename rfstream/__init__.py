@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rfstream.config import Config
-from rfstream.config_file import load_config
+from rfstream.config import Config, load_config
 from rfstream.errors import RFStreamError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rfstream.config_file import load_config
+from rfstream.config import load_config
 from rfstream.dataset.pack import pack
 from rfstream.errors import DatasetError, RFStreamError
 

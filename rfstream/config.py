@@ -4,7 +4,8 @@ models."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from rfstream.config_faults import sentence
+from rfstream.config_faults import brief, known, sentence
+from rfstream.config_file import apply_override, read_mapping
 from rfstream.errors import ConfigError
 from rfstream.plan.windows import accumulation
 
@@ -336,6 +338,24 @@ class Config(_Section):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError("; ".join(sentence(fault, Config) for fault in error.errors())) from None
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and apply ``dotted.key=value`` overrides, whose values are read as YAML too.
+
+    Raises:
+        ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
+    """
+    values = read_mapping(path)
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"configuration file {path}: unknown key {brief(wrong[0])}{known(Config, ())}")
+    for override in overrides:
+        apply_override(values, override)
+    try:
+        return Config(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def import_object(path: str, key: str) -> Callable[..., Any]:

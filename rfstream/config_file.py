@@ -1,16 +1,13 @@
-"""A configuration out of a YAML file and overrides of the command line."""
+"""A configuration as it is written: a YAML file, and ``key=value`` overrides."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rfstream.config import Config
-from rfstream.config_faults import brief, known
 from rfstream.errors import ConfigError
 
 
@@ -25,11 +22,11 @@ _YamlLoader.add_implicit_resolver(
 )
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file and apply ``dotted.key=value`` overrides, whose values are read as YAML too.
+def read_mapping(path: str | Path) -> dict[Any, Any]:
+    """The mapping in a YAML file.
 
     Raises:
-        ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
+        ConfigError: if the file is missing, malformed, or holds something else.
     """
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _YamlLoader)
@@ -41,25 +38,22 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(
             f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
         )
-    wrong = [key for key in values if not isinstance(key, str)]
-    if wrong:
-        raise ConfigError(f"configuration file {path}: unknown key {brief(wrong[0])}{known(Config, ())}")
-    for override in overrides:
-        _apply(values, override)
-    try:
-        return Config(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return values
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set what ``dotted.key=value`` says in nested mappings; the value is read as YAML.
+
+    Raises:
+        ConfigError: if the override is malformed, or leads through a value.
+    """
     dotted, equals, text = override.partition("=")
     keys = dotted.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
     try:
         value = yaml.load(text, _YamlLoader)
-    except Exception:  # as above
+    except Exception:  # as in a file
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
     node = values
     for key in keys[:-1]:

@@ -23,7 +23,7 @@ from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceRequestByCount
 from ray.core.generated.common_pb2 import LabelSelectorOperator
 
-from rfstream.config_file import load_config
+from rfstream.config import load_config
 from rfstream.stream.augment import build_transform
 
 CLUSTER = Path(__file__).parents[1] / "configs" / "cluster"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rfstream.config import Config, import_object
-from rfstream.config_file import load_config
+from rfstream.config import Config, import_object, load_config
 from rfstream.errors import ConfigError
 
 GOOD = "data: {path: pack}\nstream: {batch_size: 4}\n"

@@ -24,8 +24,7 @@ from packing import pack_here
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from rfstream.config import Config
-from rfstream.config_file import load_config
+from rfstream.config import Config, load_config
 from rfstream.dataset.coco import SplitFiles, read_split
 from rfstream.dataset.index import SplitIndex, read_index
 from rfstream.dataset.reader import EncodedSample

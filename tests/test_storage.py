@@ -13,8 +13,7 @@ from gcs import BUCKET
 from packing import files_in, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
-from rfstream.config import Config
-from rfstream.config_file import load_config
+from rfstream.config import Config, load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import PackFormat, SplitIndex, read_index
 from rfstream.dataset.parquet import ParquetReader

@@ -14,8 +14,7 @@ import rfdetr.config
 import rfdetr.training
 from rfdetr.config import KeypointTrainConfig, ModelConfig, SegmentationTrainConfig, TrainConfig
 
-from rfstream.config import Config
-from rfstream.config_file import load_config
+from rfstream.config import Config, load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import INDEX_VERSION, index_name
 from rfstream.dataset.mixture import MixedSplit, Split
