@@ -2,10 +2,10 @@
 
     python benchmarks/hand_off.py
 
-Two workers. rfstream in both assemblies reads samples (small ones) and does not decode them; torch's DataLoader ships
-the same packed batch, with and without the copy into the training process's own memory that rfstream's batches have had,
-and a dict of tensors an image, as training code commonly does. What a batch counts: objects (tensors or buffers) that
-cross, their bytes, and file descriptors that the training process holds for it.
+Two workers. rfstream in both assemblies reads samples (small ones) and does not decode them. torch's DataLoader ships the
+same packed batch, with and without the copy into the training process's own memory that rfstream's batches have had; and a
+dict of tensors an image, as training code commonly does. Of a batch are counted: objects (tensors or buffers) that cross,
+their bytes, and file descriptors that the training process holds for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import psutil
 import torch
 import typer
-from common import RESULTS, in_turn, reading, report
+from common import RESULTS, cpu_seconds, in_turn, reading, report
 from peers.ready import OBJECTS, Across, Ready, arrays_of, dataloader, stream
 
 from rfstream.stream.wire import WireBatch, to_row
@@ -35,7 +35,7 @@ WORKERS = 2
 WARM_UP = 8
 """Batches before the clock runs."""
 HELD = 4
-"""Batches that are kept, to count what each of them holds."""
+"""Batches that are kept beside another, to count what each of them holds."""
 SCENES = 256
 
 Way = Callable[[Ready, str], Iterator[Across]]
@@ -72,20 +72,21 @@ def measure(way: str, ready: Ready, pack: str, seconds: float) -> dict[str, floa
     batches = WAYS[way](ready, pack)
     for _ in itertools.islice(batches, WARM_UP):
         pass
-    began, taken = time.perf_counter(), 0
+    began, spent, taken = time.perf_counter(), cpu_seconds(), 0
     while (elapsed := time.perf_counter() - began) < seconds:
         next(batches)["images"][:, :, ::64, ::64].sum()
         taken += 1
-    counted = across(way, ready, next(batches))
-    process = psutil.Process()
-    before = process.num_fds()
-    held = list(itertools.islice(batches, HELD))
-    rate = taken / elapsed
+    spent = cpu_seconds() - spent
+    held = [next(batches)]
+    counted = across(way, ready, held[0])
+    before = psutil.Process().num_fds()
+    held += itertools.islice(batches, HELD)
     return {
-        "batches/s": rate,
-        "GB/s": rate * counted["MB a batch"] / 1e3,
+        "batches/s": taken / elapsed,
+        "GB/s": taken / elapsed * counted["MB a batch"] / 1e3,
+        "CPU-ms a batch": spent / taken * 1e3,
         **counted,
-        "descriptors": (process.num_fds() - before) / len(held),
+        "descriptors": (psutil.Process().num_fds() - before) / HELD,
     }
 
 

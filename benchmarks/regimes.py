@@ -2,9 +2,9 @@
 
     python benchmarks/regimes.py ../shared/data/cards
 
-The trainer takes a fixed time a step, so that it asks for 80 % of what the loader gave the fast consumer before; the slow
-one asks for 20 %. What counts is the share of time spent waiting for batches after the first, and memory. Cold and warm
-starts are ``first_batch.py``'s, the pause between epochs is ``epoch_gap.py``'s.
+The trainer takes a fixed time a step, so that it asks for 80 % of what the loader gave the fast consumer before; the
+slow one asks for 20 %. What counts is the share of time spent waiting for batches after the first, and memory. Cold and
+warm starts are ``first_batch.py``'s, the pause between epochs is ``epoch_gap.py``'s.
 """
 
 from __future__ import annotations
