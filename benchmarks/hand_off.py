@@ -2,10 +2,10 @@
 
     python benchmarks/hand_off.py
 
-Two workers. rfstream in both assemblies reads samples (small ones) and does not decode them. torch's DataLoader ships the
-same packed batch, with and without the copy into the training process's own memory that rfstream's batches have had; and a
-dict of tensors an image, as training code commonly does. Of a batch are counted: objects (tensors or buffers) that cross,
-their bytes, and file descriptors that the training process holds for it.
+Two workers. rfstream in both assemblies reads samples (small ones) and does not decode them. torch's DataLoader ships
+the same packed batch, with and without the copy into the training process's own memory that rfstream's batches have
+had; and a dict of tensors an image, as training code commonly does. Of a batch are counted: objects (tensors or
+buffers) that cross, their bytes, and file descriptors that the training process holds for it.
 """
 
 from __future__ import annotations

@@ -30,10 +30,12 @@ def batches(job: Job) -> Iterator[Delivered]:
         return {"image": planes, "boxes": target["boxes"], "labels": target["labels"]}
 
     files = ray.data.read_images(list(sidecars), include_paths=True, mode="RGB", shuffle="files")
-    yield from files.map(augmented).iter_torch_batches(batch_size=job.batch_size, collate_fn=_gathered)
+    for tensors in files.map(augmented).iter_torch_batches(batch_size=job.batch_size, collate_fn=_gathered):
+        yield Delivered(**tensors)
 
 
-def _gathered(rows: dict[str, Any]) -> Delivered:
+def _gathered(rows: dict[str, Any]) -> dict[str, torch.Tensor]:
     boxes, labels = (np.concatenate(list(rows[name])) for name in ("boxes", "labels"))
     offsets = np.cumsum([0, *map(len, rows["labels"])])
-    return Delivered(*map(torch.from_numpy, (np.stack(list(rows["image"])), boxes, labels, offsets)))
+    arrays = {"images": np.stack(list(rows["image"])), "boxes": boxes, "labels": labels, "offsets": offsets}
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
