@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,16 +167,15 @@ class Bench:
                 raise ValueError(f"{name} delivers other images than the rest: {self.checksums}")
         return figures
 
-    def sweep(self, names: list[str], workers: list[int], images: int) -> dict[str, dict[str, float]]:
+    def sweep(self, names: list[str], workers: list[int], images: int) -> dict[str, dict[int, float]]:
         """Images a second of each row by its number of workers, from one shorter reading each."""
-        return {
-            name: {str(number): self.read(name, number, images)["images/s"] for number in workers} for name in names
-        }
+        return {name: {number: self.read(name, number, images)["images/s"] for number in workers} for name in names}
 
 
 def versions() -> dict[str, str]:
+    """Of what was measured, as far as it is installed."""
     packages = ("ray", "torch", "webdataset", "litdata", "mosaicml-streaming", "grain", "spdl", "rfdetr")
-    return {name: version(name) for name in packages}
+    return {each.name: each.version for each in distributions() if each.name in packages}
 
 
 def main(
@@ -198,17 +197,18 @@ def main(
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     names, numbers = rows.split(","), [int(number) for number in workers.split(",")]
+    if unknown := set(names) - set(NAMES):
+        raise typer.BadParameter(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if images % batch_size:
         raise typer.BadParameter(f"{images} images are no whole number of batches of {batch_size}")
     with tempfile.TemporaryDirectory() as made:
         job = Job(Path(made), size, batch_size, cores)
         prepare(source, job, images, names)
         bench = Bench(job, images)
-        swept = [name for name in names if name in LOADERS and LOADERS[name].peer] if len(numbers) > 1 else []
-        sweep = bench.sweep(swept, numbers, images // 4)
-        best = {name: int(max(tried, key=lambda number: tried[number])) for name, tried in sweep.items()}
-        alone = numbers[0] if len(numbers) == 1 else cores
-        chosen = {name: best.get(name, alone if name in LOADERS and LOADERS[name].peer else cores) for name in names}
+        peers = [name for name in names if name in LOADERS and LOADERS[name].peer]
+        sweep = bench.sweep(peers, numbers, images // 4) if len(numbers) > 1 else {}
+        best = {name: max(numbers, key=lambda number: sweep[name][number]) for name in sweep}
+        chosen = dict.fromkeys(names, cores) | {name: best.get(name, numbers[0]) for name in peers}
         readings: Readings = in_turn({name: partial(bench.read, name, chosen[name]) for name in names}, repetitions)
     title = f"loaders {source.name} {size}: {images} images, batch {batch_size}, {cores} cores"
     setting = {"source": source.name, "images": images, "size": size, "batch_size": batch_size, "cores": cores}
