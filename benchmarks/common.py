@@ -64,7 +64,8 @@ def object_store() -> dict[str, int]:
 
 
 def reading(script: str, *arguments: str) -> dict[str, Any]:
-    """What ``script`` prints as JSON on its last line, run in a process of its own, and the most memory it took.
+    """What ``script`` (or ``-c`` and code) prints as JSON on its last line, run in a process of its own, and the most
+    memory it took.
 
     Raises:
         RuntimeError: with the end of what it said, if it fails.
