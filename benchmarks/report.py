@@ -3,7 +3,7 @@
     python benchmarks/report.py
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``, where NAME is a file of benchmarks/results/ without its
-extension; ``NAME:sweep`` is its sweep over workers. One whose file is not there says so.
+extension; ``NAME:sweep`` is its sweep over workers, ``NAME:plot`` a plot. One whose file is not there says so.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ def block(name: str) -> str:
     if not path.is_file():
         return "Not measured yet."
     document = json.loads(path.read_text())
+    if part == "plot":
+        return plot(document, f"images/{file}.png")
     if part == "sweep":
         return sweep(document) if document.get("sweep") else "No sweep in the last run."
     return figures(document)
 
 
-def draw(document: Document, file: Path) -> None:
-    """Images a second of every loader as bars, with the range of its readings."""
+def plot(document: Document, file: str) -> str:
+    """Images a second of every loader as bars, with the range of its readings, in ``file``; the link to it."""
     readings = {name: values[RATE] for name, values in document["readings"].items() if name != "ready-batch"}
     names = sorted(readings, key=lambda name: statistics.median(readings[name]))
     middles = [statistics.median(readings[name]) for name in names]
@@ -90,8 +92,9 @@ def draw(document: Document, file: Path) -> None:
     axes.barh(names, middles, xerr=[below, above], color=colours)
     axes.set(xlabel="images a second, median and range", title=document["title"].partition(": ")[2])
     axes.axvline(statistics.median(readings[BOUND]), color="black", linestyle=":")
-    figure.savefig(file, dpi=110)
+    figure.savefig(DOCS / file, dpi=110)
     plt.close(figure)
+    return f"![Images a second of every loader; the dotted line is the bound `{BOUND}`]({file})"
 
 
 def main() -> None:
@@ -104,9 +107,6 @@ def main() -> None:
         flags=re.DOTALL,
     )
     page.write_text(text)
-    measured = RESULTS / "loaders_cards_576.json"
-    if measured.is_file():
-        draw(json.loads(measured.read_text()), DOCS / "images" / "loaders.png")
 
 
 if __name__ == "__main__":
