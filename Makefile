@@ -39,7 +39,7 @@ lint: $(VENV)/.test ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict rfstream
 
-bench: $(VENV)/.bench ## measure loaders, hand-off, consumers and starts, in turn, on BENCH_DATA (half an hour of a quiet machine)
+bench: $(VENV)/.bench ## measure loaders, hand-off, consumers and starts, in turn, on BENCH_DATA (an hour of a quiet machine)
 	$(BIN)/rfstream bench loaders $(BENCH_DATA) $(BENCH_ARGS)
 	$(BIN)/rfstream bench hand_off
 	$(BIN)/rfstream bench regimes $(BENCH_DATA)

@@ -47,7 +47,7 @@ def consume(name: str, job: Job, step_s: float) -> dict[str, float]:
 
 def main(
     source: Path,
-    images: Annotated[int, typer.Option(help="repeat SOURCE to so many; a multiple of the batch size")] = 2000,
+    images: Annotated[int, typer.Option(help="repeat SOURCE to so many; a multiple of the batch size")] = 1008,
     size: Annotated[int, typer.Option(help="pixels a side")] = 576,
     batch_size: int = 16,
     workers: int = 2,

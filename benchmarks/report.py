@@ -87,7 +87,7 @@ def plot(document: Document, file: str) -> str:
     middles = [statistics.median(readings[name]) for name in names]
     below = [middle - min(readings[name]) for name, middle in zip(names, middles, strict=True)]
     above = [max(readings[name]) - middle for name, middle in zip(names, middles, strict=True)]
-    colours = ["tab:blue" if "stream-" in name or name == "rfdetr-stream" else "tab:gray" for name in names]
+    colours = ["tab:blue" if name.startswith("rfstream") or name == "rfdetr-stream" else "tab:gray" for name in names]
     figure, axes = plt.subplots(figsize=(8, 0.35 * len(names) + 1), layout="constrained")
     axes.barh(names, middles, xerr=[below, above], color=colours)
     axes.set(xlabel="images a second, median and range", title=document["title"].partition(": ")[2])

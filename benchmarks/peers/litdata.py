@@ -25,7 +25,7 @@ def prepare(job: Job) -> None:
     folder = str(job.data / "litdata")
     for kind in ("", "_DATA"):  # by default it clears the folders `chunks` and `data` of the temporary folder
         os.environ[f"DATA_OPTIMIZER{kind}_CACHE_FOLDER"] = str(job.data / f"litdata_cache{kind}")
-    litdata.optimize(_encoded, loose_files(job), folder, chunk_bytes="64MB", num_workers=1, verbose=False)
+    litdata.optimize(_encoded, loose_files(job), folder, chunk_bytes="16MB", num_workers=1, verbose=False)
 
 
 def batches(job: Job) -> Iterator[Delivered]:
