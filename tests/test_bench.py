@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.peers.work import Delivered, checksum
 from rfstream.tools.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +46,21 @@ def test_rows_deliver_the_same_images(scenes: Path, tmp_path: Path) -> None:
         assert document["readings"][name]["images/s"][0] > 0
         assert document["readings"][name]["CPU-s per 1000 images"][0] > 0
     assert document["readings"]["rfstream-fused"]["object store, MB"][0] > 0
+
+
+def test_checksum_sees_content_and_not_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8, generator=generator)
+    boxes, labels = torch.tensor([[1.0, 2, 30, 40], [5, 6, 70, 80]]), torch.tensor([1, 3])
+    batch = Delivered(images, boxes, labels, torch.tensor([0, 1, 2]))
+    same = checksum(batch)
+    assert checksum(Delivered(images.flip(0), boxes.flip(0), labels.flip(0), batch.offsets)) == same
+    assert checksum(batch._replace(images=images.float() / 255)) == same
+    for other in (images.flip(1), images.flip(3), images[:, :, :, 1:]):  # channels, mirror image, shift
+        assert checksum(batch._replace(images=other)) != same
+    assert checksum(batch._replace(boxes=boxes + 1)) != same
+    assert checksum(batch._replace(boxes=boxes.flip(0))) != same  # each with the other's label
+    assert checksum(batch._replace(images=images[:1])) != same
 
 
 def test_unknown_table_is_one_sentence() -> None:
