@@ -15,7 +15,7 @@ from benchmarks.peers.work import Delivered, checksum
 from rfstream.tools.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ["in-process", "rfstream-fused", "dataloader-uint8", "dataloader-float"]
+ROWS = ["in-process", "rfstream-fused", "dataloader-uint8"]
 IMAGES = 32
 
 
