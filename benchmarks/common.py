@@ -7,7 +7,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).resolve().parent / "results"
-LOOK_S = 1.0
-"""Memory is looked at this often: each look costs milliseconds of the machine that is measured."""
-
 Readings = dict[str, dict[str, list[float]]]
 """Variant -> figure -> one value a repetition."""
 
@@ -41,15 +37,18 @@ def cpu_seconds() -> float:
     return total
 
 
-def memory(process: psutil.Process) -> int:
-    """Bytes that ``process`` and its descendants have in memory; a page that several share counts once."""
+def memory() -> int:
+    """Bytes that this process and all its descendants have in memory; a page that several share counts once.
+
+    Takes tens of milliseconds a process: nothing to do while a clock runs.
+    """
     total = 0
-    try:
-        for each in tree(process):
-            rollup = Path(f"/proc/{each.pid}/smaps_rollup").read_text()
-            total += next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
-    except (psutil.NoSuchProcess, OSError, StopIteration):  # one that ends meanwhile
-        return 0
+    for process in tree(psutil.Process()):
+        try:
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except OSError:  # it has ended
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
     return total
 
 
@@ -64,27 +63,16 @@ def object_store() -> dict[str, int]:
 
 
 def reading(script: str, *arguments: str) -> dict[str, Any]:
-    """What ``script`` (or ``-c`` and code) prints as JSON on its last line, run in a process of its own, and the most
-    memory it took.
+    """What ``script`` (or ``-c`` and code) prints as JSON on its last line, run in a process of its own.
 
     Raises:
         RuntimeError: with the end of what it said, if it fails.
     """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen([sys.executable, script, *arguments], stdout=out, stderr=err)
-        process, most = psutil.Process(child.pid), 0
-        while True:
-            try:
-                child.wait(LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                most = max(most, memory(process))
-        for stream in (out, err):
-            stream.seek(0)
-        if child.returncode:
-            raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{err.read()[-4000:]}")
-        read: dict[str, Any] = json.loads(out.read().strip().splitlines()[-1])
-    return {**read, "peak memory, MB": most / 1e6}
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
+    read: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return read
 
 
 def in_turn(variants: dict[str, Callable[[], dict[str, float]]], repetitions: int) -> Readings:

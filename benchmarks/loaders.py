@@ -7,8 +7,8 @@ give at most.
 
 SOURCE is in Roboflow's layout. Every row delivers the same images, augmented alike, as batches of tensors in the
 training process, and a checksum over an epoch says so; those of RF-DETR have its own augmentation, and their shape is
-looked at. Each reading is a process of its own: one epoch, the clock running after its first fifth. Peers take the best
-of ``--workers``; rfstream has an actor a core.
+looked at. Each reading is an epoch in a process of its own. Peers take the best of ``--workers``; rfstream has an actor
+a core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import ray
 import torch
 import typer
-from common import RESULTS, Readings, cpu_seconds, in_turn, object_store, reading, report
+from common import RESULTS, Readings, cpu_seconds, in_turn, memory, object_store, reading, report
 from peers import bounds
 from peers.work import Delivered, Job, checksum, repeat
 
@@ -112,29 +112,31 @@ def measure(name: str, job: Job, images: int) -> dict[str, Any]:
 
 
 def timed(stream: Iterator[Delivered], job: Job, images: int, began: float) -> dict[str, Any]:
-    """Take ``images`` images off ``stream``, which was asked for when it ``began``; the clock runs after a fifth of
-    them."""
+    """Take ``images`` images off ``stream``, which was asked for when it ``began``.
+
+    The clock runs from a fifth to nine tenths of them: by then workers are up, and still have work to do. Memory is
+    looked at when it stops.
+    """
     first = mark = spent = 0.0
-    seen = total = warm = most = 0
+    seen = total = timed_images = most = 0
+    figures: dict[str, Any] = {}
     for batch, store in with_store(stream):
         first = first or time.perf_counter() - began
         check(batch, job)
         seen += len(batch.images)
         total += checksum(batch)
         most = max(most, store)
-        if not warm and seen >= images // 5:
-            warm, mark, spent = seen, time.perf_counter(), cpu_seconds()
+        if not mark and seen >= images // 5:
+            timed_images, mark, spent = -seen, time.perf_counter(), cpu_seconds()
+        elif not figures and seen >= images * 9 // 10:
+            seconds, spent, timed_images = time.perf_counter() - mark, cpu_seconds() - spent, timed_images + seen
+            figures = {"images/s": timed_images / seconds, "CPU-s per 1000 images": spent / timed_images * 1000}
+            figures["memory, MB"] = memory() / 1e6
         if seen >= images:
             break
-    seconds, spent = time.perf_counter() - mark, cpu_seconds() - spent
     if seen < images:
         raise ValueError(f"{seen} images came of {images}")
-    figures = {
-        "images/s": (seen - warm) / seconds,
-        "CPU-s per 1000 images": spent / (seen - warm) * 1000,
-        "first batch, s": first,
-        "checksum": total,
-    }
+    figures |= {"first batch, s": first, "checksum": total}
     return figures | ({"object store, MB": most / 1e6} if most else {})
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from common import RESULTS, in_turn, reading, report
+from common import RESULTS, in_turn, memory, reading, report
 from loaders import batches_of, prepare, with_store
 from peers.work import Job
 
@@ -26,23 +26,26 @@ CONSUMERS = {"fast": None, "training": 0.8, "slow": 0.2}
 ROWS = ["rfstream-fused", "rfstream-staged", "dataloader-uint8"]
 
 
-def consume(name: str, job: Job, step_s: float) -> dict[str, float]:
-    """An epoch whose steps take ``step_s`` each: a sleep, as for a GPU that works meanwhile."""
+def consume(name: str, job: Job, images: int, step_s: float) -> dict[str, float]:
+    """``images`` images, in steps that take ``step_s`` each: a sleep, as for a GPU that works meanwhile."""
     waited = began = 0.0
-    images, store = 0, 0
+    seen, store = 0, 0
     asked = time.perf_counter()
     for batch, in_store in with_store(batches_of(name, job)):
         came = time.perf_counter()
-        if images:
+        if seen:
             waited += came - asked
         else:
             began = came
-        images += len(batch.images)
+        seen += len(batch.images)
         store = max(store, in_store)
         time.sleep(step_s)
         asked = time.perf_counter()
+        if seen >= images:
+            break
     seconds = asked - began
-    return {"images/s": images / seconds, "waiting, %": 100 * waited / seconds, "object store, MB": store / 1e6}
+    figures = {"images/s": seen / seconds, "waiting, %": 100 * waited / seconds, "memory, MB": memory() / 1e6}
+    return figures | ({"object store, MB": store / 1e6} if store else {})
 
 
 def main(
@@ -57,8 +60,8 @@ def main(
 ) -> None:
     """Prepare SOURCE and give every loader each consumer in turn."""
     if child:
-        name, data, *sizes, step_s = json.loads(child)
-        typer.echo(json.dumps(consume(name, Job(Path(data), *sizes), step_s)))
+        name, data, *sizes, count, step_s = json.loads(child)
+        typer.echo(json.dumps(consume(name, Job(Path(data), *sizes), count, step_s)))
         return
     rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -68,7 +71,8 @@ def main(
         def variant(name: str, consumer: str) -> dict[str, Any]:
             share = CONSUMERS[consumer]
             step_s = batch_size / (share * rates[name]) if share else 0.0
-            spec = json.dumps([name, str(job.data), size, batch_size, workers, step_s])
+            # Not to the epoch's end, where workers have nothing left to do and hold nothing ready.
+            spec = json.dumps([name, str(job.data), size, batch_size, workers, images * 9 // 10, step_s])
             figures = reading(__file__, str(job.data), f"--child={spec}")
             if share is None:
                 rates[name] = figures["images/s"]

@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,10 @@ from rfstream.stream.source import reader_of
 
 Part = Iterator[tuple[int, int]]
 """A worker's share of the work: images and checksum of each piece, as it is done."""
+START_S = 60.0
+"""Seconds that a worker waits for the others at most."""
+_start: Barrier
+"""Of a worker: where it meets the others."""
 
 
 def decode(job: Job, worker: int) -> Part:
@@ -43,15 +49,10 @@ def in_process(job: Job, worker: int) -> Part:
 def measure(job: Job, share: Callable[[Job, int], Part]) -> dict[str, Any]:
     """``share`` in as many processes as there are workers, the clock running from when each has done a piece of it."""
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(job.workers), context.SimpleQueue()
-    workers = [
-        context.Process(target=_run, args=(share(job, number), barrier, results)) for number in range(job.workers)
-    ]
-    for worker in workers:
-        worker.start()
-    images, sums, spent, seconds = zip(*(results.get() for _ in workers), strict=True)
-    for worker in workers:
-        worker.join()
+    start = context.Barrier(job.workers, timeout=START_S)
+    with ProcessPoolExecutor(job.workers, context, _keep, (start,)) as pool:
+        done = pool.map(partial(_run, job, share), range(job.workers))
+        images, sums, spent, seconds = zip(*done, strict=True)
     return {
         "images/s": sum(images) / max(seconds),
         "CPU-s per 1000 images": sum(spent) / sum(images) * 1000,
@@ -59,14 +60,20 @@ def measure(job: Job, share: Callable[[Job, int], Part]) -> dict[str, Any]:
     }
 
 
-def _run(part: Part, barrier: Barrier, results: Any) -> None:
+def _keep(start: Barrier) -> None:
+    global _start
+    _start = start
+
+
+def _run(job: Job, share: Callable[[Job, int], Part], number: int) -> tuple[int, int, float, float]:
+    part = share(job, number)
     _, total = next(part)  # imports, open files
-    barrier.wait()
+    _start.wait()
     began, spent, done = time.perf_counter(), time.process_time(), 0
     for images, of_piece in part:
         done += images
         total += of_piece
-    results.put((done, total, time.process_time() - spent, time.perf_counter() - began))
+    return done, total, time.process_time() - spent, time.perf_counter() - began
 
 
 def ready(job: Job) -> Iterator[Delivered]:
