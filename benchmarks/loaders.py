@@ -104,15 +104,17 @@ def measure(name: str, job: Job, images: int) -> dict[str, Any]:
     if name in BOUNDS:
         return bounds.measure(job, BOUNDS[name])
     began = time.perf_counter()
-    stream = bounds.ready(job) if name == READY else batches_of(name, job)
-    figures = timed(stream, job, images, began)
+    if name == READY:
+        figures = timed(bounds.ready(job), images, job.size, began)
+    else:
+        figures = timed(batches_of(name, job), images, job.size if LOADERS[name].same else None, began)
     if name == READY or not LOADERS[name].same:
         del figures["checksum"]
     return figures
 
 
-def timed(stream: Iterator[Delivered], job: Job, images: int, began: float) -> dict[str, Any]:
-    """Take ``images`` images off ``stream``, which was asked for when it ``began``.
+def timed(stream: Iterator[Delivered], images: int, size: int | None, began: float) -> dict[str, Any]:
+    """Take ``images`` images off ``stream``, which was asked for when it ``began``; see :func:`check` for ``size``.
 
     The clock runs from a fifth to nine tenths of them: by then workers are up, and still have work to do. Memory is
     looked at when it stops.
@@ -122,7 +124,7 @@ def timed(stream: Iterator[Delivered], job: Job, images: int, began: float) -> d
     figures: dict[str, Any] = {}
     for batch, store in with_store(stream):
         first = first or time.perf_counter() - began
-        check(batch, job)
+        check(batch, size)
         seen += len(batch.images)
         total += checksum(batch)
         most = max(most, store)
@@ -140,10 +142,11 @@ def timed(stream: Iterator[Delivered], job: Job, images: int, began: float) -> d
     return figures | ({"object store, MB": most / 1e6} if most else {})
 
 
-def check(batch: Delivered, job: Job) -> None:
-    """Raise ValueError unless ``batch`` is what a row has to deliver."""
+def check(batch: Delivered, size: int | None) -> None:
+    """Raise ValueError unless ``batch`` is what a row has to deliver: of any size where ``size`` is None."""
     images, boxes, labels, offsets = batch
-    if images.dtype not in (torch.uint8, torch.float32) or images.shape[1:] != (3, job.size, job.size):
+    expected = (3, *images.shape[2:]) if size is None else (3, size, size)
+    if images.dtype not in (torch.uint8, torch.float32) or images.shape[1:] != expected:
         raise ValueError(f"images are {images.dtype} of shape {tuple(images.shape)}")
     if boxes.shape != (len(labels), 4) or len(offsets) != len(images) + 1 or offsets[-1] != len(labels):
         raise ValueError(f"targets are {tuple(boxes.shape)} boxes, {len(labels)} labels, offsets {offsets.tolist()}")
