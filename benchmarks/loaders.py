@@ -53,6 +53,7 @@ class Row:
 
 BOUNDS: dict[str, Callable[[Job, int], bounds.Part]] = {"decode": bounds.decode, "in-process": bounds.in_process}
 LOADERS = {
+    "ready-batch": Row("mock", peer=False, same=False),
     "rfstream-fused": Row("stream", ("fused",), peer=False),
     "rfstream-staged": Row("stream", ("staged",), peer=False),
     "dataloader-uint8": Row("dataloader", ("uint8",)),
@@ -67,8 +68,7 @@ LOADERS = {
     "rfdetr-loose": Row("rfdetr", ("loose",), same=False),
     "rfdetr-tar": Row("rfdetr", ("tar",), same=False),
 }
-READY = "ready-batch"
-NAMES = [*BOUNDS, READY, *LOADERS]
+NAMES = [*BOUNDS, *LOADERS]
 
 
 def prepare(source: Path, job: Job, images: int, rows: list[str]) -> None:
@@ -104,11 +104,9 @@ def measure(name: str, job: Job, images: int) -> dict[str, Any]:
     if name in BOUNDS:
         return bounds.measure(job, BOUNDS[name])
     began = time.perf_counter()
-    if name == READY:
-        figures = timed(bounds.ready(job), images, job.size, began)
-    else:
-        figures = timed(batches_of(name, job), images, job.size if LOADERS[name].same else None, began)
-    if name == READY or not LOADERS[name].same:
+    row = LOADERS[name]
+    figures = timed(batches_of(name, job), images, job.size if row.same else None, began)
+    if not row.same:
         del figures["checksum"]
     return figures
 
@@ -120,7 +118,7 @@ def timed(stream: Iterator[Delivered], images: int, size: int | None, began: flo
     looked at when it stops.
     """
     first = mark = spent = 0.0
-    seen = total = timed_images = most = 0
+    seen = total = warm = most = 0
     figures: dict[str, Any] = {}
     for batch, store in with_store(stream):
         first = first or time.perf_counter() - began
@@ -129,10 +127,10 @@ def timed(stream: Iterator[Delivered], images: int, size: int | None, began: flo
         total += checksum(batch)
         most = max(most, store)
         if not mark and seen >= images // 5:
-            timed_images, mark, spent = -seen, time.perf_counter(), cpu_seconds()
+            warm, mark, spent = seen, time.perf_counter(), cpu_seconds()
         elif not figures and seen >= images * 9 // 10:
-            seconds, spent, timed_images = time.perf_counter() - mark, cpu_seconds() - spent, timed_images + seen
-            figures = {"images/s": timed_images / seconds, "CPU-s per 1000 images": spent / timed_images * 1000}
+            seconds, spent, count = time.perf_counter() - mark, cpu_seconds() - spent, seen - warm
+            figures = {"images/s": count / seconds, "CPU-s per 1000 images": spent / count * 1000}
             figures["memory, MB"] = memory() / 1e6
         if seen >= images:
             break

@@ -1,8 +1,7 @@
-"""What the machine gives without a loader: decoding alone, all the work without a hand-off, a hand-off of nothing."""
+"""What the machine gives without a loader: decoding alone, and all the work without a hand-off."""
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from peers.work import Delivered, Job, checksum, collate, load, loose_files, pipeline_of
+from peers.work import Delivered, Job, checksum, loose_files, pipeline_of
 from rfstream.stream.decode import BatchDecoder
 from rfstream.stream.image import decode_rgb
 from rfstream.stream.source import reader_of
@@ -74,9 +73,3 @@ def _run(job: Job, share: Callable[[Job, int], Part], number: int) -> tuple[int,
         done += images
         total += of_piece
     return done, total, time.process_time() - spent, time.perf_counter() - began
-
-
-def ready(job: Job) -> Iterator[Delivered]:
-    """The same batch again and again: what the training process itself can take."""
-    batch = collate(job, [load(job, item) for item in loose_files(job)[: job.batch_size]])
-    return itertools.repeat(batch)
