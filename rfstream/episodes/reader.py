@@ -134,9 +134,15 @@ class EpisodeReader:
             read = read_episodes(url, asked, spec.layout, len(dataset.tasks), spec.deadline_s)
             found |= {at: read[episode.number] for at, episode in zip(members, asked, strict=True)}
         self._rows |= found
-        for at in list(self._rows)[: -max(len(found), _POOLS * spec.pool_size)]:
+        for at in list(self._rows)[: -max(len(found), self._kept)]:
             del self._rows[at]
         return found
+
+    @cached_property
+    def _kept(self) -> int:
+        """Episodes whose rows are kept for the next read; none where these hold images, which are large."""
+        pictured = any(camera.dtype == "image" for camera in self._spec.layout.cameras)
+        return 1 if pictured else _POOLS * self._spec.pool_size
 
     def _frames(self, camera: Field, place: _Place) -> tuple[PacketTable, IntArray, IntArray]:
         """A camera's window: the table of its file, the window's frames in the episode, and in the file."""
@@ -157,7 +163,7 @@ class EpisodeReader:
         for place in places:
             table, _, frames = self._frames(camera, place)
             for packet, key in {(int(table.packet[f]), int(table.key[f])) for f in frames}:
-                spans.append((table.url, int(table.offset[key]), int((table.offset + table.size)[packet])))
+                spans.append((table.url, int(table.offset[key]), int(table.offset[packet] + table.size[packet])))
         urls, starts, ends = (list(column) for column in zip(*sorted(set(spans)), strict=True))
         urls, starts, ends = fsspec.utils.merge_offset_ranges(urls, starts, ends, max_gap=storage.MAX_GAP, sort=False)
         data = storage.read_ranges(urls, list(zip(starts, ends, strict=True)), self._spec.deadline_s)
