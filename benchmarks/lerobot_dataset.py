@@ -3,9 +3,9 @@
     python benchmarks/lerobot_dataset.py OUT --episodes 200 --codec av1 --gop 2
     python benchmarks/lerobot_dataset.py OUT --episodes 200 --codec h264 --gop 250 --b-frames 3 --lengths 250 300
 
-Encoding is what costs, so each camera has a few clips of different lengths, encoded once. An episode is one of them, and
-those of a file are joined by stream copy, as LeRobot joins them. So an episode begins with a key frame, and a group of
-pictures is never longer than its episode.
+Encoding is what costs, so each camera has a few clips of different lengths, encoded once. An episode is one of them,
+and those of a file are joined by stream copy, as LeRobot joins them. So an episode begins with a key frame, and a group
+of pictures is never longer than its episode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,8 +32,6 @@ os.environ.setdefault("SVT_LOG", "1")  # errors alone
 TASKS = ("stack the cups", "open the drawer")
 JOINTS = 6
 _CLIPS = 5
-_TICKS = 512
-"""Units of a video's clock for each frame."""
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
@@ -82,7 +79,9 @@ def make_dataset(root: Path, recipe: Recipe) -> Path:
             encode(clips[-1], drifting(rng, length, recipe.height, recipe.width), recipe)
         for file, first in enumerate(range(0, recipe.episodes, recipe.per_file)):
             chosen = range(first, min(first + recipe.per_file, recipe.episodes))
-            join([clips[episode % _CLIPS] for episode in chosen], [lengths[e % _CLIPS] for e in chosen], root, name, file)
+            join(
+                [clips[episode % _CLIPS] for episode in chosen], [lengths[e % _CLIPS] for e in chosen], root, name, file
+            )
         for clip in clips:
             clip.unlink()
     write_tables(root, recipe, np.resize(lengths, recipe.episodes))
@@ -90,7 +89,7 @@ def make_dataset(root: Path, recipe: Recipe) -> Path:
 
 
 def drifting(rng: np.random.Generator, count: int, height: int, width: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """``count`` frames uint8 (H, W, 3): a window that circles over a coarse and a fine texture, and a sensor's noise."""
+    """``count`` frames uint8 (H, W, 3): a window that circles over a coarse and a fine texture, with noise."""
     tall, wide = height + height // 4, width + width // 4
     texture = np.zeros((tall, wide, 3), dtype=np.float32)
     for cells, share in ((8, 0.7), (64, 0.3)):
@@ -249,7 +248,10 @@ def main(
     cameras: int = 3,
     size: Annotated[tuple[int, int], typer.Option(help="height and width")] = (480, 640),
     fps: int = 10,
-    lengths: Annotated[tuple[int, int], typer.Option(help="frames of the shortest and the longest episode")] = (60, 100),
+    lengths: Annotated[tuple[int, int], typer.Option(help="frames of the shortest and longest episode")] = (
+        60,
+        100,
+    ),
     codec: Codec = "av1",
     gop: int = 2,
     b_frames: int = 0,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from lerobot import config, video_frames
 
-from benchmarks.lerobot_dataset import TASKS, Recipe, make_dataset
 import rfstream
+from benchmarks.lerobot_dataset import TASKS, Recipe, make_dataset
 from rfstream.episodes.container import read_packets
 from rfstream.loader import RankLoader
 
