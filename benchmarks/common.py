@@ -39,10 +39,10 @@ def in_turn(variants: dict[str, Callable[[], dict[str, float]]], repetitions: in
 
 def report(title: str, readings: dict[str, dict[str, list[float]]], setting: dict[str, Any]) -> None:
     """Print medians with ranges, and keep all readings as JSON."""
-    figures = list(next(iter(readings.values())))
+    figures = list(dict.fromkeys(figure for values in readings.values() for figure in values))
     table = Table("", *figures, title=title)
     for name, values in readings.items():
-        table.add_row(name, *(_cell(values[figure]) for figure in figures))
+        table.add_row(name, *(_cell(values.get(figure, [])) for figure in figures))
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{title.split(':')[0].replace(' ', '_')}.json"
@@ -50,4 +50,6 @@ def report(title: str, readings: dict[str, dict[str, list[float]]], setting: dic
 
 
 def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return ""
     return f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
