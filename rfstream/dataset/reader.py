@@ -33,6 +33,7 @@ class EncodedSample:
 
     ``row`` is its row in the index, ``offset`` the byte of the shard where the image begins. ``width`` and ``height``
     are what the dataset's annotations said of the image, in pixels; None where they did not, or the pack does not tell.
+    ``pack`` is the number of its pack in a mixture.
     """
 
     shard: str
@@ -43,9 +44,62 @@ class EncodedSample:
     offset: int
     width: int | None = None
     height: int | None = None
+    pack: int = 0
 
 
-class SampleReader(ABC):
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+        ("pack", pa.int64()),
+    ]
+)
+"""What a row of encoded samples says of each beside its bytes."""
+
+
+class PackedSamples(ABC):
+    """What readers of one pack and of several share: how samples travel to a decode actor."""
+
+    @abstractmethod
+    def read(self, rows: IntArray) -> list[EncodedSample]:
+        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
+
+        Raises:
+            DatasetError: if the pack has changed or lacks a file, or there is no such row.
+            SampleError: if a sample can't be read as a whole; names shard and sample.
+        """
+
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[EncodedSample]]:
+        """The samples at ``rows`` in parts of ``size``: all are read at once, since they lie in few fragments."""
+        samples = self.read(rows)
+        for first in range(0, len(samples), size):
+            yield samples[first : first + size]
+
+    @staticmethod
+    def to_columns(samples: Sequence[EncodedSample]) -> dict[str, pa.Array]:
+        """Samples as the columns of one row."""
+        places = [[{name: getattr(sample, name) for name in _PLACE.names} for sample in samples]]
+        return {
+            "places": pa.array(places, pa.list_(_PLACE)),
+            "images": pa.array([[sample.image for sample in samples]], pa.large_list(pa.large_binary())),
+            "sidecars": pa.array([[sample.sidecar for sample in samples]], pa.large_list(pa.large_binary())),
+        }
+
+    @staticmethod
+    def of_columns(columns: Mapping[str, pa.Scalar]) -> list[EncodedSample]:
+        """The samples that :meth:`to_columns` put into a row."""
+        members = (columns[name] for name in ("images", "sidecars", "places"))
+        return [
+            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
+            for image, sidecar, place in zip(*members, strict=True)
+        ]
+
+
+class SampleReader(PackedSamples):
     """Reads samples of one split by their row in the index.
 
     It pickles to its arguments, so it travels with a task; index, rows and open files are loaded on first use in each
@@ -74,53 +128,6 @@ class SampleReader(ABC):
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Any, ...]]:
         return type(self), self._arguments
-
-    @abstractmethod
-    def read(self, rows: IntArray) -> list[EncodedSample]:
-        """The samples at ``rows``, int64 (n,), in that order; a row may occur twice.
-
-        Raises:
-            DatasetError: if the pack has changed or lacks a file, or there is no such row.
-            SampleError: if a sample can't be read as a whole; names shard and sample.
-        """
-
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[EncodedSample]]:
-        """The samples at ``rows`` in batches: all are read at once, since they lie in few fragments."""
-        samples = self.read(rows)
-        for first in range(0, len(samples), batch_size):
-            yield samples[first : first + batch_size]
-
-    @staticmethod
-    def to_columns(samples: Sequence[EncodedSample]) -> dict[str, pa.Array]:
-        """Samples as the columns of one row."""
-        places = [[{name: getattr(sample, name) for name in _PLACE.names} for sample in samples]]
-        return {
-            "places": pa.array(places, pa.list_(_PLACE)),
-            "images": pa.array([[sample.image for sample in samples]], pa.large_list(pa.large_binary())),
-            "sidecars": pa.array([[sample.sidecar for sample in samples]], pa.large_list(pa.large_binary())),
-        }
-
-    @staticmethod
-    def of_columns(columns: Mapping[str, pa.Scalar]) -> list[EncodedSample]:
-        """The samples that :meth:`to_columns` put into a row."""
-        members = (columns[name] for name in ("images", "sidecars", "places"))
-        return [
-            EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
-            for image, sidecar, place in zip(*members, strict=True)
-        ]
-
-
-_PLACE = pa.struct(
-    [
-        ("shard", pa.string()),
-        ("key", pa.string()),
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-    ]
-)
-"""What a row of encoded samples says of each beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -54,8 +54,8 @@ class DecodedStep:
 
 
 class EpisodeDecoder:
-    """See :class:`rfstream.stream.decode.SampleDecoder`. What steps of a batch share is decoded once, and forgotten
-    with the batch."""
+    """See :class:`rfstream.stream.decode.SampleDecoder`. What steps share is decoded once, and forgotten with
+    the last of them."""
 
     def __init__(self, spec: EpisodeSpec) -> None:
         self._layout = spec.layout
@@ -124,7 +124,7 @@ def decode_run(run: Run) -> dict[int, Frame | Exception]:
     """Each wanted frame of ``run`` by the time at which it is shown, or why there is none.
 
     All in one pass; if that fails, each in a pass of its own that ends with it, so that what is wrong with one frame
-    does not depend on which others the batch wants.
+    does not depend on which others are wanted.
     """
     last = {int(pts): at for at, pts in enumerate(run.pts)}
     try:

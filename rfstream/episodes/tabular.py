@@ -160,8 +160,8 @@ def _values(url: str, rows: pa.Table, field: Field) -> npt.NDArray[Any]:
     if column.null_count:
         raise DatasetError(f"{url}: column {field.name!r} has values that are absent; write the file again")
     try:
-        values = column.to_numpy(zero_copy_only=False)
-        return values.reshape(len(rows), *field.shape).astype(field.dtype)  # a copy: not all that was read stays
+        values = column.to_numpy(zero_copy_only=False).reshape(len(rows), *field.shape)
+        return np.array(values, dtype=field.dtype)  # a copy: not all that was read stays
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise DatasetError(
             f"{url}: column {field.name!r} is {rows.schema.field(field.name).type}, and meta/info.json says "

@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rfstream.config import Config, import_object
+from rfstream.config import Config, PackConfig, import_object
 from rfstream.dataset import storage
+from rfstream.dataset.roles import split_of
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
-from rfstream.stream.pipeline import build_pipeline, packed_split
+from rfstream.stream.pipeline import build_pipeline
+from rfstream.stream.ranks import peers_of_group
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -44,11 +48,16 @@ def _located(config: Config) -> Config:
         local = storage.local_path(path)
         return path if local is None else str(local.absolute())
 
-    run = config.train
+    run, path = config.train, config.data.path
+    where: str | list[PackConfig]
+    if isinstance(path, str):
+        where = absolute(path)
+    else:
+        where = [pack.model_copy(update={"path": absolute(pack.path)}) for pack in path]
     resume = None if run.resume is None else absolute(run.resume)
     return config.model_copy(
         update={
-            "data": config.data.model_copy(update={"path": absolute(config.data.path)}),
+            "data": config.data.model_copy(update={"path": where}),
             "train": run.model_copy(update={"output": absolute(run.output), "resume": resume}),
         }
     )
@@ -75,7 +84,20 @@ def _torchrun(config: Config) -> Metrics:
         "num_nodes": world // local,
         "strategy": pl.strategies.DDPStrategy(**_DDP),
     }
-    return _fit(config, world_size=world, resume=config.train.resume, **options)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _fit(config, world_size=world, resume=config.train.resume, **options)
+    except (Exception, SystemExit) as error:
+        # torchrun terminates the ranks that are left when one has failed: they shall come to say why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        peers = peers_of_group()
+        if isinstance(error, SystemExit) and (first := peers.failure()):
+            raise StreamError(f"rank {peers.rank} can't go on: {first}") from error
+        raise
+
+
+def _leave(number: int, _: Any) -> None:
+    sys.exit(128 + number)
 
 
 def _ray(config: Config) -> Metrics:
@@ -182,7 +204,7 @@ def _fit_model(
     run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    model = _model(config, packed_split(config, config.data.splits.get("train", "train")).class_names())
+    model = _model(config, split_of(config, "train").class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     trainer = pl.Trainer(
         accelerator=run.accelerator,
