@@ -40,7 +40,7 @@ class BadStorage:
     """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
     ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts all by what became of them, a
-    :data:`Mode`; ``shard_paths`` are those of requests for shards; ``sent`` counts the bytes of answers, without headers.
+    :data:`Mode`; ``shard_paths`` are those of requests for shards; ``sent`` counts the bytes of all answers.
     """
 
     def __init__(self, source: Path | str, line: Line = Line()) -> None:

@@ -32,6 +32,24 @@ def cpu_seconds() -> float:
     return total
 
 
+def tree_memory(pid: int | None = None) -> tuple[int, int]:
+    """RSS and PSS of a process (``None``: of this one) and its descendants, in bytes."""
+    try:
+        process = psutil.Process(pid)
+        held = [_memory(each) for each in [process, *process.children(recursive=True)]]
+    except psutil.NoSuchProcess:
+        held = []
+    return sum(rss for rss, _ in held), sum(pss for _, pss in held)
+
+
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:  # it ended meanwhile
+        return 0, 0
+    return memory.rss, memory.pss
+
+
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 in hex of every file in ``folder``, by name."""
     return {path.name: sha256(path) for path in sorted(folder.iterdir())}

@@ -8,7 +8,8 @@ run in turn, each in a process of its own, with as many workers as the stream ha
 
 frames/s counts what is delivered: each step of each camera's window of each sample, padding too. The latency of a
 sample is the time between two batches through the samples of one, as a training loop that takes all it gets sees it;
-for pure decoding there is none. Memory is the most that all of a reader's processes had, shared pages counted once.
+for pure decoding there is none. Memory is the most that all of a reader's processes had: RSS counts
+what they share once for each, PSS once in all. ``store and actors`` is what ``rfstream plan`` speaks of.
 
 LeRobot is measured where ``--lerobot-python`` names a Python that has it, and TorchCodec finds FFmpeg's libraries
 (``LD_LIBRARY_PATH``). Its streaming reader takes a frame's place in the dataset for its place in the file, and fails
@@ -179,14 +180,18 @@ def attempt(name: str, measure: Callable[[], Figures], failures: dict[str, str])
         return {}
 
 
+def memory_of(found: dict[str, Any]) -> Figures:
+    return {f"{kind}, MB": found[kind] / 1e6 for kind in ("RSS", "PSS")}
+
+
 def measure_stream(config: dict[str, Any], seconds: float, frames: int) -> Figures:
     found = run(
         sys.executable, "episode_readers.py", "stream", {"config": config, "seconds": seconds, "warm_up": WARM_UP}
     )
     actors = config["decode"]["actors"][1]
     return figures(found["arrivals"], WARM_UP, config["stream"]["batch_size"], frames) | {
-        "memory, MB": found["peak bytes"] / 1e6,
-        "of store and actors, MB": (found["store bytes"] + actors * found["actor bytes"]) / 1e6,
+        **memory_of(found),
+        "store and actors, MB": (found["store bytes"] + actors * found["actor bytes"]) / 1e6,
     }
 
 
@@ -196,7 +201,7 @@ def measure_decode(config: dict[str, Any], seconds: float, frames: int) -> Figur
     return {
         "frames/s": found["samples/s"] * frames,
         "samples/s": found["samples/s"],
-        "memory, MB": found["peak bytes"] / 1e6,
+        **memory_of(found),
         "packets a frame": found["packets"] / delivered,
         "decoders a frame": found["decoders"] / delivered,
     }
@@ -204,9 +209,7 @@ def measure_decode(config: dict[str, Any], seconds: float, frames: int) -> Figur
 
 def measure_lerobot(python: str, kind: str, arguments: dict[str, Any], frames: int) -> Figures:
     found = run(python, "lerobot_reader.py", kind, arguments)
-    return figures(found["arrivals"], WARM_UP, arguments["batch_size"], frames) | {
-        "memory, MB": found["peak bytes"] / 1e6
-    }
+    return figures(found["arrivals"], WARM_UP, arguments["batch_size"], frames) | memory_of(found)
 
 
 # Over a slow line

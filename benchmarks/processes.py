@@ -6,16 +6,19 @@ import json
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+from common import sampled, tree_memory
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 900
 """The longest that one may run."""
+EVERY_S = 1.0
 
 
 class ReaderError(Exception):
@@ -29,7 +32,9 @@ def run(
     arguments: dict[str, Any],
     heard: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The result of ``what`` in ``script``, with ``peak bytes`` of its processes; ``heard`` is called at each line.
+    """The result of ``what`` in ``script``, with the most ``RSS`` and ``PSS`` of its processes, in bytes.
+
+    ``heard`` is called at each line that it writes.
 
     Raises:
         ReaderError: if it fails, or takes more than :data:`LIMIT_S`.
@@ -39,7 +44,7 @@ def run(
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-        peak_memory(process.pid) as peak,
+        sampled(partial(tree_memory, process.pid), EVERY_S) as held,
     ):
         timer = threading.Timer(LIMIT_S, end, [process.pid])
         timer.start()
@@ -53,44 +58,12 @@ def run(
             said = [line.strip() for line in errors if line.strip()]
             raise ReaderError(said[-1] if said else f"status {process.returncode}")
     result: dict[str, Any] = json.loads(lines[-1])
-    return result | {"peak bytes": max(peak)}
+    rss, pss = (max(figures) for figures in zip((0, 0), *held, strict=True))
+    return result | {"RSS": rss, "PSS": pss}
 
 
 def end(pid: int) -> None:
     """End a process that takes too long, and all that it started."""
-    for process in family(pid):
-        with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.NoSuchProcess):
+        for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
             process.terminate()
-
-
-@contextmanager
-def peak_memory(pid: int) -> Iterator[list[int]]:
-    """Memory of a process and all that it started, once a second: PSS, in bytes."""
-    stop, taken = threading.Event(), [0]
-
-    def watch() -> None:
-        while not stop.wait(1):
-            taken.append(sum(map(shared_evenly, family(pid))))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield taken
-    finally:
-        stop.set()
-        thread.join()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def shared_evenly(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
