@@ -45,7 +45,8 @@ LINE = Line(latency_s=0.03, bytes_per_s=100e6)
 BUCKET = "episodes"
 SARM = [float(second) for second in range(-7, 1)]
 """Eight steps a second apart."""
-MODES = ("single", "sarm")
+BATCH_SIZE = {"single": 16, "sarm": 4}
+"""By mode: one frame a sample, or windows of :data:`SARM`, of which 16 samples would be 350 MB."""
 RECIPES = {
     "av1-gop2": Recipe(),
     "h264-gop250": Recipe(codec="h264", gop=250, b_frames=3, lengths=(250, 300)),
@@ -103,10 +104,9 @@ def figures(arrivals: list[float], first: int, batch_size: int, frames: int) -> 
 def compare(
     data: Data,
     datasets: Datasets = list(RECIPES),  # noqa: B006
-    modes: Annotated[list[str], typer.Option("--mode")] = list(MODES),  # noqa: B006
+    modes: Annotated[list[str], typer.Option("--mode")] = list(BATCH_SIZE),  # noqa: B006
     episodes: Episodes = 200,
     per_file: Annotated[int, typer.Option(help="episodes of a video file")] = 50,
-    batch_size: int = 16,
     actors: Annotated[int, typer.Option(help="decode actors, and workers of the others")] = 2,
     seconds: Annotated[float, typer.Option(help="how long each reader is measured")] = 60,
     repetitions: int = 3,
@@ -114,7 +114,7 @@ def compare(
     lerobot_python: Annotated[str | None, typer.Option(help="a Python that has LeRobot")] = None,
 ) -> None:
     """The stream, pure decoding of its packets, and LeRobot's readers."""
-    asked = Asked(batch_size, actors, seconds, buffer, lerobot_python)
+    asked = Asked(actors, seconds, buffer, lerobot_python)
     rows: list[dict[str, Any]] = []
     for name in datasets:
         root, recipe = dataset_of(data, name, episodes, per_file)
@@ -126,7 +126,6 @@ def compare(
 
 @dataclass(frozen=True)
 class Asked:
-    batch_size: int
     actors: int
     seconds: float
     buffer: int
@@ -135,8 +134,8 @@ class Asked:
 
 def compared(name: str, mode: str, root: Path, recipe: Recipe, asked: Asked, repetitions: int) -> list[dict[str, Any]]:
     """Measure all readers on one dataset, report, and give a row a reading."""
-    deltas = deltas_of(mode, recipe)
-    config = config_of(str(root), deltas, asked.batch_size, asked.actors)
+    deltas, batch_size = deltas_of(mode, recipe), BATCH_SIZE[mode]
+    config = config_of(str(root), deltas, batch_size, asked.actors)
     frames = recipe.cameras * (len(SARM) if deltas else 1)
     failures: dict[str, str] = {}
     variants = variants_of(root, deltas, config, frames, asked)
@@ -145,8 +144,8 @@ def compared(name: str, mode: str, root: Path, recipe: Recipe, asked: Asked, rep
     bounds = run(sys.executable, "episode_readers.py", "announce", {"config": config})
     announced = (bounds["store"] + asked.actors * bounds["actor"]) / 1e6
     setting = {"recipe": vars(recipe), "deltas": deltas, "failures": failures, "announced, MB": announced}
-    setting |= {"batch_size": asked.batch_size, "actors": asked.actors, "seconds": asked.seconds}
-    report(f"episodes {name} {mode}: {frames} frames a sample, batch {asked.batch_size}", readings, setting)
+    setting |= {"batch_size": batch_size, "actors": asked.actors, "seconds": asked.seconds}
+    report(f"episodes {name} {mode}: {frames} frames a sample, batch {batch_size}", readings, setting)
     typer.echo(f"rfstream plan announces {announced:.0f} MB of object store and actors")
     for reader, why in failures.items():
         typer.echo(f"{reader} failed: {why}")
@@ -162,8 +161,15 @@ def variants_of(
     }
     if asked.lerobot_python is None:
         return variants
-    arguments = {"root": str(root), "deltas": deltas, "batch_size": asked.batch_size, "workers": asked.actors}
-    arguments |= {"buffer": asked.buffer, "seconds": asked.seconds, "warm_up": WARM_UP}
+    arguments = {
+        "root": str(root),
+        "deltas": deltas,
+        "batch_size": config["stream"]["batch_size"],
+        "workers": asked.actors,
+        "buffer": asked.buffer,
+        "seconds": asked.seconds,
+        "warm_up": WARM_UP,
+    }
     for kind, reader in (("map", "LeRobotDataset, DataLoader"), ("stream", "StreamingLeRobotDataset")):
         variants[reader] = partial(measure_lerobot, asked.lerobot_python, kind, arguments, frames)
     return variants
