@@ -6,10 +6,11 @@
 DATA is a folder for the generated datasets (see ``lerobot_dataset.py``); those that are there are used again. Readers
 run in turn, each in a process of its own, with as many workers as the stream has decode actors.
 
-frames/s counts what is delivered: each step of each camera's window of each sample, padding too. The latency of a
-sample is the time between two batches through the samples of one, as a training loop that takes all it gets sees it;
-for pure decoding there is none. Memory is the most that all of a reader's processes had: RSS counts
-what they share once for each, PSS once in all. ``store and actors`` is what ``rfstream plan`` speaks of.
+frames/s counts what is delivered: each step of each camera's window of each sample, padding too. p50 to p99 are the
+latency of a sample: the time between two batches through the samples of one, as a training loop sees it that takes all
+it gets; pure decoding has none. ``first`` is the first batch, imports apart; packets and decoders are those of a
+delivered frame. Memory is the most that all of a reader's processes had: RSS counts what they share once for each, PSS
+once in all; ``stream`` is the object store and all actors, of which ``rfstream plan`` speaks.
 
 LeRobot is measured where ``--lerobot-python`` names a Python that has it, and TorchCodec finds FFmpeg's libraries
 (``LD_LIBRARY_PATH``). Its streaming reader takes a frame's place in the dataset for its place in the file, and fails
@@ -91,9 +92,8 @@ def figures(arrivals: list[float], first: int, batch_size: int, frames: int) -> 
     named = zip(("p50", "p95", "p99"), latencies.tolist(), strict=True)
     return {
         "frames/s": rate * frames,
-        "samples/s": rate,
-        **{f"ms a sample, {name}": value for name, value in named},
-        "first batch, s": arrivals[0],
+        **{f"{name}, ms": value for name, value in named},
+        "first, s": arrivals[0],
     }
 
 
@@ -197,7 +197,7 @@ def measure_stream(config: dict[str, Any], seconds: float, frames: int) -> Figur
     actors = config["decode"]["actors"][1]
     return figures(found["arrivals"], WARM_UP, config["stream"]["batch_size"], frames) | {
         **memory_of(found),
-        "store and actors, MB": (found["store bytes"] + actors * found["actor bytes"]) / 1e6,
+        "stream, MB": (found["store bytes"] + actors * found["actor bytes"]) / 1e6,
     }
 
 
@@ -206,10 +206,9 @@ def measure_decode(config: dict[str, Any], seconds: float, frames: int) -> Figur
     delivered = found["samples"] * frames
     return {
         "frames/s": found["samples/s"] * frames,
-        "samples/s": found["samples/s"],
         **memory_of(found),
-        "packets a frame": found["packets"] / delivered,
-        "decoders a frame": found["decoders"] / delivered,
+        "packets": found["packets"] / delivered,
+        "decoders": found["decoders"] / delivered,
     }
 
 
@@ -308,7 +307,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         speed.barh(readers, medians("frames/s"))
         speed.set(title=f"{setting}: frames/s")
         for name, marker in (("p50", "o"), ("p95", "s"), ("p99", "x")):
-            latency.plot(medians(f"ms a sample, {name}"), readers, marker, label=name)
+            latency.plot(medians(f"{name}, ms"), readers, marker, label=name)
         latency.set(title="ms a sample, between batches", xscale="log")
         latency.legend(fontsize=7)
     figure.savefig(file, dpi=110)

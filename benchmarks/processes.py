@@ -18,7 +18,8 @@ from common import sampled, tree_memory
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 900
 """The longest that one may run."""
-EVERY_S = 1.0
+EVERY_S = 3.0
+"""Between two looks at memory: they cost tenths of a second where many processes share much."""
 
 
 class ReaderError(Exception):
