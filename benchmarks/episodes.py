@@ -110,7 +110,7 @@ def compare(
     actors: Annotated[int, typer.Option(help="decode actors, and workers of the others")] = 2,
     seconds: Annotated[float, typer.Option(help="how long each reader is measured")] = 60,
     repetitions: int = 3,
-    buffer: Annotated[int, typer.Option(help="decoded samples that LeRobot's streaming reader shuffles")] = 64,
+    buffer: Annotated[int, typer.Option(help="decoded samples that LeRobot's streaming reader shuffles")] = 16,
     lerobot_python: Annotated[str | None, typer.Option(help="a Python that has LeRobot")] = None,
 ) -> None:
     """The stream, pure decoding of its packets, and LeRobot's readers."""
