@@ -229,7 +229,7 @@ def storage(
     episodes: Episodes = 200,
     batch_size: int = 16,
     actors: int = 2,
-    pool_size: int = 8,
+    pool_size: int = 16,
     repetitions: int = 3,
 ) -> None:
     """Two epochs from a local folder, and from a bucket whose every answer takes 30 ms, at 100 MB/s in all.
@@ -258,7 +258,7 @@ def storage(
 
 
 def measure_epochs(config: dict[str, Any], frames: int, line: BadStorage, size: int) -> Figures:
-    """Two epochs, from the second pool on; bytes fetched in the first, with what is read ahead, and the second, in datasets."""
+    """Two epochs, from the second pool on; bytes fetched in each, in datasets, with what is read ahead of it."""
     line.sent = 0
     sent: list[int] = []
     arguments = {"config": config, "seconds": None, "warm_up": 0}
