@@ -40,7 +40,7 @@ class BadStorage:
     """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
     ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts all by what became of them, a
-    :data:`Mode`; ``shard_paths`` are those of requests for shards.
+    :data:`Mode`; ``shard_paths`` are those of requests for shards; ``sent`` counts the bytes of all answers.
     """
 
     def __init__(self, source: Path | str, line: Line = Line()) -> None:
@@ -48,6 +48,7 @@ class BadStorage:
         self.line = line
         self.requests: Counter[Mode] = Counter()
         self.shard_paths: list[str] = []
+        self.sent = 0
         self.closed = threading.Event()
         self._draw = random.Random(line.seed)
         self._lock = threading.Lock()
@@ -87,10 +88,11 @@ class BadStorage:
         return fate
 
     def wait_for(self, nbytes: int) -> None:
-        """Wait until the line has carried ``nbytes`` more."""
-        if self.line.bytes_per_s is None:
-            return
+        """Count ``nbytes``, and wait until the line has carried them."""
         with self._lock:
+            self.sent += nbytes
+            if self.line.bytes_per_s is None:
+                return
             self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.line.bytes_per_s
             until = self._free_at
         time.sleep(max(0.0, until - time.monotonic()))

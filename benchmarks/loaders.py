@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import ray
 import torch
 import typer
-from common import RESULTS, Readings, cpu_seconds, in_turn, memory, object_store, reading, report
+from common import RESULTS, Readings, cpu_seconds, in_turn, object_store, reading, report, tree_memory
 from peers import bounds
 from peers.work import Delivered, Job, checksum, repeat
 
@@ -131,7 +131,7 @@ def timed(stream: Iterator[Delivered], images: int, size: int | None, began: flo
         elif not figures and seen >= images * 9 // 10:
             seconds, spent, count = time.perf_counter() - mark, cpu_seconds() - spent, seen - warm
             figures = {"images/s": count / seconds, "CPU-s per 1000 images": spent / count * 1000}
-            figures["memory, MB"] = memory() / 1e6
+            figures["memory, MB"] = tree_memory()[1] / 1e6
         if seen >= images:
             break
     if not figures or (size and seen < images):  # RF-DETR leaves out what its workers can't share evenly

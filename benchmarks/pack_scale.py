@@ -21,9 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
-from common import cpu_seconds, digests, in_turn, report, sampled
+from common import cpu_seconds, digests, in_turn, report, sampled, tree_memory
 from pack_source import write_source
 
 import rfstream
@@ -33,20 +32,6 @@ from rfstream.session import ensure_ray
 CPUS = 2
 EVERY_S = 0.5
 PER_IMAGE = 7  # annotations
-
-
-def memory() -> tuple[int, int]:
-    """RSS and PSS of this process and its descendants, in bytes."""
-    held = [_memory(process) for process in [psutil.Process(), *psutil.Process().children(recursive=True)]]
-    return sum(rss for rss, _ in held), sum(pss for _, pss in held)
-
-
-def _memory(process: psutil.Process) -> tuple[int, int]:
-    try:
-        memory = process.memory_full_info()
-    except psutil.Error:  # it ended meanwhile
-        return 0, 0
-    return memory.rss, memory.pss
 
 
 def packer(variant: str) -> Callable[[Path, Path, int], int]:
@@ -72,7 +57,7 @@ def packer(variant: str) -> Callable[[Path, Path, int], int]:
 
 def measure(source: Path, output: Path, variant: str, shard_bytes: int) -> dict[str, float]:
     pack = packer(variant)
-    with sampled(memory, EVERY_S) as held:
+    with sampled(tree_memory, EVERY_S) as held:
         spent, began = cpu_seconds(), time.perf_counter()
         count = pack(source, output, shard_bytes)
         seconds, spent = time.perf_counter() - began, cpu_seconds() - spent

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from common import RESULTS, in_turn, memory, reading, report
+from common import RESULTS, in_turn, reading, report, tree_memory
 from loaders import batches_of, prepare, with_store
 from peers.work import Job
 
@@ -44,7 +44,7 @@ def consume(name: str, job: Job, images: int, step_s: float) -> dict[str, float]
         if seen >= images:
             break
     seconds = asked - began
-    figures = {"images/s": seen / seconds, "waiting, %": 100 * waited / seconds, "memory, MB": memory() / 1e6}
+    figures = {"images/s": seen / seconds, "waiting, %": 100 * waited / seconds, "memory, MB": tree_memory()[1] / 1e6}
     return figures | ({"object store, MB": store / 1e6} if store else {})
 
 
