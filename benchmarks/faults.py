@@ -123,7 +123,7 @@ class Fault:
 FAULTS = {
     "nothing": Fault(lambda _: None),
     "kill -9 of a decode actor": Fault(kill("MapWorker")),
-    "kill -9 of a read task's worker": Fault(kill("Read"), url=True),
+    "kill -9 of a read actor": Fault(kill("MapWorker(Read"), url=True),
     "loss of a node, CPUs to spare": Fault(kill_node, nodes=2, cpus=4),
     "loss of a node, no CPUs to spare": Fault(kill_node, nodes=2),
     "kill -9 of the split's coordinator": Fault(kill("SplitCoordinator")),

@@ -81,9 +81,17 @@ def set_value(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
     return table.set_column(table.column_names.index(column), table.field(column), pa.array(values, table[column].type))
 
 
-def encode(path: Path, frames: npt.NDArray[np.uint8], codec: str, fps: int = 30, **options: str) -> None:
-    """Write frames uint8 (F, 3, H, W) as a video file."""
-    with av.open(str(path), "w") as container:
+def encode(
+    path: Path,
+    frames: npt.NDArray[np.uint8],
+    codec: str,
+    fps: int = 30,
+    format: str = "mp4",
+    flags: str = "",
+    **options: str,
+) -> None:
+    """Write frames uint8 (F, 3, H, W) as a video file; ``flags`` are FFmpeg's ``movflags``."""
+    with av.open(str(path), "w", format=format, options={"movflags": flags} if flags else {}) as container:
         stream = container.add_stream(codec, rate=fps)
         stream.height, stream.width, stream.pix_fmt, stream.options = *frames.shape[2:], "yuv420p", options
         for frame in frames:

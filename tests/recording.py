@@ -15,23 +15,31 @@ from rfstream.train.lightning import pl
 
 
 def build(
-    class_names: list[str], folder: str, die_at: tuple[int, int] | None = None, fail_at: tuple[int, int] | None = None
+    class_names: list[str],
+    folder: str,
+    die_at: tuple[int, int] | None = None,
+    fail_at: tuple[int, int] | None = None,
+    linger_s: float = 0,
 ) -> Recording:
     assert class_names == ["disc", "square", "triangle", "star"]
-    return Recording(Path(folder), die_at, fail_at)
+    return Recording(Path(folder), die_at, fail_at, linger_s)
 
 
 class Recording(pl.LightningModule):
     """Appends one line a batch to ``{folder}/rank{r}.jsonl``.
 
-    Rank 1 dies before (epoch, step) ``die_at``, once, and raises in ``fail_at``.
+    Rank 1 dies before (epoch, step) ``die_at``, once, and raises in ``fail_at``. Rank 0 takes ``linger_s`` seconds to
+    end after an exception.
     """
 
-    def __init__(self, folder: Path, die_at: tuple[int, int] | None, fail_at: tuple[int, int] | None) -> None:
+    def __init__(
+        self, folder: Path, die_at: tuple[int, int] | None, fail_at: tuple[int, int] | None, linger_s: float
+    ) -> None:
         super().__init__()
         self.folder = folder
         self.die_at = die_at
         self.fail_at = fail_at
+        self.linger_s = linger_s
         self.layer = torch.nn.BatchNorm2d(3)  # with buffers, which DDP would keep equal by a collective a forward
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -54,12 +62,24 @@ class Recording(pl.LightningModule):
     def on_validation_end(self) -> None:
         self._note("buffers", epoch=self.current_epoch, mean=self.layer.running_mean.tolist())
 
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [_Lingering(self.linger_s)]
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def _note(self, kind: str, **values: Any) -> None:
         with (self.folder / f"rank{self.global_rank}.jsonl").open("a") as out:
             out.write(json.dumps({"kind": kind, "rank": self.global_rank, **values}) + "\n")
+
+
+class _Lingering(pl.Callback):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if trainer.global_rank == 0:
+            time.sleep(self.seconds)
 
 
 def notes(folder: Path) -> list[dict[str, Any]]:

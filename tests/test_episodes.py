@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from PIL import Image
 from benchmarks.bad_storage import BadStorage
 from rfstream.dataset import storage
 from rfstream.episodes.batch import EpisodeBatch
+from rfstream.episodes.decode import decode_run
 from rfstream.errors import ConfigError, DatasetError, SampleError
 from rfstream.stream.source import reader_of
+from rfstream.tools.check import check
 
 GOLDEN = ["golden_video_torchcodec", "golden_video_nodelta_torchcodec", "golden_image", "golden_tabular_all"]
 WINDOWS = {
@@ -147,6 +150,17 @@ def test_the_task_may_change_within_an_episode(writable: Path) -> None:
     assert batch.task == [red, blue, red, red]
 
 
+def test_axes_of_a_camera_are_as_named(writable: Path) -> None:
+    features = json.loads((writable / "meta/info.json").read_text())["features"]
+    features[FRONT] |= {"shape": [3, 96, 128], "names": ["channels", "height", "width"]}
+    lerobot.edit_info(writable, features=features)
+    assert decode(training(config(writable)), [5])[FRONT].shape == (1, 1, 3, 96, 128)
+    features[FRONT] |= {"shape": [128, 96, 3], "names": None}
+    lerobot.edit_info(writable, features=features)
+    with pytest.raises(SampleError, match=r"128 x 96 pixels, and meta/info.json says 96 x 128"):
+        decode(training(config(writable)), [5])
+
+
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
@@ -167,6 +181,14 @@ def test_long_groups_of_pictures_with_b_frames(
     expected = np.stack([played[np.clip(rows + step, first, last)] for step in (-120, -3, 0, 30)], axis=1)
     for lo in range(0, 194, 16):
         assert np.array_equal(decode(pipeline, rows[lo : lo + 16])[FRONT].numpy(), expected[lo : lo + 16])
+
+
+def test_a_fragmented_file_is_read_like_any_other(datasets: Path, writable: Path) -> None:
+    path = writable / FIRST_VIDEO
+    frames = lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)
+    lerobot.encode(path, frames, "libx264", flags="frag_keyframe+empty_moov", g="10", bf="0")
+    batch = decode(training(config(writable, cameras=[FRONT])), range(194))
+    assert np.array_equal(batch[FRONT][:, 0].numpy(), lerobot.video_frames(path))
 
 
 def test_frames_of_one_group_of_pictures_share_its_packets(datasets: Path, writable: Path) -> None:
@@ -217,9 +239,9 @@ def test_a_bucket_gives_what_the_folder_gives(
     asked.clear()
     assert_equal(decode(remote, rows[:80]), expected)
     reader = reader_of(remote.reader)
-    list(reader.batches(np.arange(FRAMES), 8))
+    list(reader.parts(np.arange(FRAMES), 8))
     asked.clear()
-    list(reader.batches(np.arange(FRAMES), 8))  # packet tables are known by now, and rows of these few episodes
+    list(reader.parts(np.arange(FRAMES), 8))  # packet tables are known by now, and rows of these few episodes
     videos = {path: path.stat().st_size for path in (datasets / "ds_video/videos").rglob("*.mp4")}
     assert len(asked) == len(videos)  # a pool that holds all episodes is one range a file
     assert sum(end - begin for _, begin, end in asked) <= sum(videos.values())
@@ -296,7 +318,12 @@ def test_a_video_that_is_cut_short_is_refused(datasets: Path, writable: Path) ->
     assert f"{FIRST_VIDEO}: no video can be read from it" in refusal(writable)
     path.write_bytes(b"")
     assert f"{FIRST_VIDEO}: no video can be read from it" in refusal(writable)
-    lerobot.encode(path, lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)[:150], "libx264", g="2")
+    frames = lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)
+    lerobot.encode(path, frames, "libx264", format="matroska", g="2")
+    assert f"{FIRST_VIDEO}: its header does not say where and when each frame is; write it again as MP4" in refusal(
+        writable
+    )
+    lerobot.encode(path, frames[:150], "libx264", g="2")
     assert "has 150 frames, and episode 2 has frames 104 to 193 of it" in refusal(writable)
 
 
@@ -331,6 +358,32 @@ def test_rows_that_are_wrong_are_refused(writable: Path, column: str, row: int, 
     assert FIRST_DATA in str(caught.value)
 
 
+# What ``rfstream check`` says
+
+
+def found(root: Path, *, images: bool = True) -> dict[str, int]:
+    report = check(str(root), images=images, progress=False)
+    assert [part.images for part in report.parts] in ([FRAMES], [0])
+    return {trait.name: trait.count for part in report.parts for trait in part.traits}
+
+
+@pytest.mark.parametrize("name", ["ds_video", "ds_image"])
+def test_nothing_is_odd_about_a_dataset_that_lerobot_wrote(datasets: Path, name: str) -> None:
+    assert found(datasets / name) == {}
+
+
+def test_check_finds_what_training_would_stop_at(writable: Path, damaged: Path) -> None:
+    assert found(damaged) == {"undecodable-frame": 4}
+    assert found(damaged, images=False) == {}
+    (writable / FIRST_VIDEO).unlink()
+    lerobot.edit_rows(
+        writable / "data/chunk-001/file-000.parquet", lambda t: lerobot.set_value(t, "timestamp", 87, 0.0)
+    )
+    assert found(writable) == {"unreadable-episode": 4}  # the three of that video, and the one of that row
+    lerobot.edit_info(writable, total_episodes=13)
+    assert found(writable) == {"bad-metadata": 1}
+
+
 # Frames that can't be decoded
 
 
@@ -355,6 +408,36 @@ def test_a_frame_that_can_not_be_decoded_is_named(damaged: Path) -> None:
     for part in (FIRST_VIDEO, str(damaged), "episode 0, frame 20", FRONT, "0.667 s"):
         assert part in said
     decode(training(config(damaged, cameras=[WRIST])), [20])
+
+
+def test_a_bit_that_turned_is_rarely_taken_for_a_picture(datasets: Path) -> None:
+    pipeline, draw = training(config(datasets / "ds_video", cameras=[FRONT])), np.random.default_rng(0)
+    other = 0
+    for step in reader_of(pipeline.reader).read(draw.permutation(FRAMES)[:100]):
+        shot = step.shots[0][0]
+        data = bytearray(shot.source.data)
+        data[draw.integers(len(data))] ^= 1 << draw.integers(8)
+        (plain,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]))).values()
+        (turned,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]), data=bytes(data))).values()
+        other += not isinstance(turned, Exception) and not np.array_equal(turned.to_ndarray(), plain.to_ndarray())
+    assert other < 15  # 41 where FFmpeg may conceal what it sees
+
+
+def test_a_damaged_frame_is_no_harm_to_those_before_it(datasets: Path, writable: Path) -> None:
+    frames = lerobot.video_frames(datasets / "ds_video" / FIRST_VIDEO)
+    lerobot.encode(writable / FIRST_VIDEO, frames, "libx264", g="250", bf="0")
+    pipeline = training(config(writable, cameras=[FRONT], stream={"on_bad_sample": "replace"}))
+    good = decode(pipeline, [10])[FRONT]
+    (step,) = reader_of(pipeline.reader).read(np.array([40]))
+    run = step.shots[0][0].source
+    data = bytearray((writable / FIRST_VIDEO).read_bytes())
+    end = run.offset + len(run.data)
+    data[end - int(run.size[-1]) : end] = bytes(int(run.size[-1]))
+    (writable / FIRST_VIDEO).write_bytes(data)
+    batch = decode(pipeline, [10, 40, 63], policy=True)
+    assert batch.keys[0] == "000000-000010"
+    assert torch.equal(batch[FRONT][:1], good)
+    assert not {"000000-000040", "000000-000063"} & set(batch.keys)
 
 
 def test_a_frame_that_can_not_be_decoded_is_replaced(datasets: Path, damaged: Path) -> None:

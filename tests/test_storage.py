@@ -13,14 +13,17 @@ from gcs import BUCKET
 from packing import files_in, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
-from rfstream.config import Config
+from rfstream.config import Config, load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import PackFormat, SplitIndex, read_index
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
 from rfstream.errors import DatasetError
 from rfstream.tools.ledger import first_difference, make_ledger
+from rfstream.tools.scenes import make_scenes
+from rfstream.train.run import train
 
+DEMO = Path(__file__).resolve().parents[1] / "configs" / "train" / "demo.yaml"
 BAD = Line(errors=0.02, broken=0.01, latency_s=0.01, bytes_per_s=50_000_000, seed=6)
 
 
@@ -40,9 +43,12 @@ def line(bucket: BadStorage) -> Iterator[BadStorage]:
 @pytest.fixture(scope="module")
 def remote(pack: SplitIndex, bucket: BadStorage) -> str:
     """The same pack in the bucket."""
-    url = f"gs://{BUCKET}/pack"
-    for name in files_in(Path(pack.path)):
-        storage.upload(Path(pack.path) / name, storage.join(url, name))
+    return uploaded(Path(pack.path), f"gs://{BUCKET}/pack")
+
+
+def uploaded(folder: Path, url: str) -> str:
+    for name in files_in(folder):
+        storage.upload(folder / name, storage.join(url, name))
     return url
 
 
@@ -70,6 +76,28 @@ def test_an_epoch_over_a_bad_line_is_the_local_one(
     assert line.requests["error"] > 0
     assert line.requests["break off"] > 0
     assert first_difference(ledger(pack.path), streamed) is None
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_trains_from_a_bucket_over_a_bad_line_as_from_disk(
+    tmp_path: Path, line: BadStorage, ray_session: None
+) -> None:
+    make_scenes(tmp_path / "scenes", train=200, val=8, seed=0)
+    for split in ("train", "val"):
+        pack_here(tmp_path / "scenes", tmp_path / "pack", per_shard=2, split=split)
+    where = {"bucket": uploaded(tmp_path / "pack", f"gs://{BUCKET}/demo"), "disk": str(tmp_path / "pack")}
+    line.line = BAD
+    metrics, ledgers = {}, {}
+    for name, path in where.items():
+        changes = ["train.epochs=1", f"train.output={tmp_path / name}", "stream.block_bytes=1MB"]
+        config = load_config(str(DEMO), [f"data.path={path}", *changes])
+        trained = train(config)
+        metrics[name] = {key: value for key, value in trained.items() if not key.startswith("time/")}
+        ledgers[name] = make_ledger(config, epochs=1, world_size=1)
+    assert min(line.requests["error"], line.requests["break off"]) > 0
+    assert first_difference(ledgers["disk"], ledgers["bucket"]) is None
+    assert metrics["bucket"] == metrics["disk"]
+    assert metrics["bucket"].keys() >= {"train/heat", "train/box", "val/mAP50"}
 
 
 @pytest.mark.parametrize("bad", [Line(errors=0.3), Line(broken=0.3)], ids=["errors", "broken"])

@@ -197,9 +197,13 @@ def test_torchrun_with_a_rank_that_has_nothing_to_validate(two: Path, tmp_path: 
     assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
 
 
-def test_one_rank_that_raises_in_its_step_ends_both_with_the_cause(two: Path, tmp_path: Path) -> None:
-    """Rank 0 stands in a collective operation meanwhile, and would only say that a connection was closed."""
-    run = {"launcher": "torchrun", "epochs": 1, **recorded(tmp_path / "notes", fail_at=[0, 1])}
+@pytest.mark.parametrize("linger_s", [0, 2])
+def test_one_rank_that_raises_in_its_step_ends_both_with_the_cause(two: Path, tmp_path: Path, linger_s: int) -> None:
+    """Rank 0 stands in a collective operation meanwhile, and would only say that a connection was closed.
+
+    Where it takes longer to end than torchrun takes to see that rank 1 has failed, torchrun terminates it.
+    """
+    run = {"launcher": "torchrun", "epochs": 1, **recorded(tmp_path / "notes", fail_at=[0, 1], linger_s=linger_s)}
     config = config_file(tmp_path, **values(two, tmp_path / "out", **run))
     command = [str(BIN / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
     done = subprocess.run(

@@ -84,11 +84,11 @@ class SampleReader(ABC):
             SampleError: if a sample can't be read as a whole; names shard and sample.
         """
 
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[EncodedSample]]:
-        """The samples at ``rows`` in batches: all are read at once, since they lie in few fragments."""
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[EncodedSample]]:
+        """The samples at ``rows`` in parts of ``size``: all are read at once, since they lie in few fragments."""
         samples = self.read(rows)
-        for first in range(0, len(samples), batch_size):
-            yield samples[first : first + batch_size]
+        for first in range(0, len(samples), size):
+            yield samples[first : first + size]
 
     @staticmethod
     def to_columns(samples: Sequence[EncodedSample]) -> dict[str, pa.Array]:

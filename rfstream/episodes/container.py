@@ -70,11 +70,13 @@ def read_packets(url: str, fps: float, deadline_s: float) -> PacketTable:
             is_cut = len(packets) < stream.frames or any(packet.is_corrupt for packet in packets)
             context, unit = stream.codec_context, float(stream.time_base)
             codec, extradata = context.name, bytes(context.extradata or b"")
+            # Other containers wrap packets, so that their bytes do not begin where FFmpeg says that they lie.
+            is_mp4 = "mp4" in container.format.name.split(",")
     except (av.error.FFmpegError, IndexError, TypeError) as error:
         raise DatasetError(f"{url}: no video can be read from it ({storage.describe(error)}); copy it again") from None
     if is_cut:
         raise DatasetError(f"{url}: its header speaks of more frames than its {size} bytes hold; copy it again")
-    if not found or any(value is None for packet in found for value in packet):
+    if not is_mp4 or not found or any(value is None for packet in found for value in packet):
         raise DatasetError(f"{url}: its header does not say where and when each frame is; write it again as MP4")
     offset, nbytes, pts, dts, is_key, is_hidden = np.array(found, dtype=np.int64).T.copy()
     if (offset[1:] < (offset + nbytes)[:-1]).any():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from rfstream import recycle
 from rfstream.config import MAX_PIXELS
 from rfstream.episodes.container import import_av
 from rfstream.episodes.layout import Layout
@@ -19,7 +21,8 @@ from rfstream.plan.position import Fingerprint
 from rfstream.stream.bad import BadSample, BadSampleError
 from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
 
-Pixels = npt.NDArray[np.uint8]
+Frame = Any
+"""A decoded frame: PyAV's ``VideoFrame``, or of an image uint8 (H, W, 3)."""
 RECORDS = "records"
 """Array of a wire batch: one structured value a sample (see :meth:`rfstream.episodes.layout.Layout.record_type`)."""
 
@@ -44,22 +47,22 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """``frames`` holds uint8 (H, W, 3) of each step of each camera's window."""
+    """``frames`` are those of each camera's window: as decoders leave them, which is half of the bytes of pixels."""
 
     record: bytes
-    frames: tuple[tuple[Pixels, ...], ...]
+    frames: tuple[tuple[Frame, ...], ...]
 
 
 class EpisodeDecoder:
-    """See :class:`rfstream.stream.decode.SampleDecoder`. What steps of a batch share is decoded once, and forgotten
-    with the batch."""
+    """See :class:`rfstream.stream.decode.SampleDecoder`. What steps share is decoded once, and forgotten with
+    the last of them."""
 
     def __init__(self, spec: EpisodeSpec) -> None:
         self._layout = spec.layout
         self._record = spec.layout.record_type()
         self._max_pixels = spec.max_pixels
-        self._shown: WeakKeyDictionary[Run, dict[int, Pixels | Exception]] = WeakKeyDictionary()
-        self._images: WeakKeyDictionary[Picture, Pixels] = WeakKeyDictionary()
+        self._shown: WeakKeyDictionary[Run, dict[int, Frame | Exception]] = WeakKeyDictionary()
+        self._images: WeakKeyDictionary[Picture, Frame] = WeakKeyDictionary()
         raise_pillow_limit(spec.max_pixels)
 
     def sample(self, sample: EncodedStep, key: int) -> DecodedStep:
@@ -69,11 +72,11 @@ class EpisodeDecoder:
             decoded = []
             for shot in window:
                 try:
-                    pixels = self._pixels(shot)
-                    _check_frame(pixels, camera.shape)
+                    frame = self._frame(shot)
+                    _check_size(frame, camera.shape)
                 except Exception as error:  # FFmpeg and Pillow raise many kinds for what they can't read
                     raise _bad(sample, camera.name, shot, error) from error
-                decoded.append(pixels)
+                decoded.append(frame)
             frames.append(tuple(decoded))
         return DecodedStep(sample.record, tuple(frames))
 
@@ -83,14 +86,27 @@ class EpisodeDecoder:
             RECORDS: np.frombuffer(b"".join(step.record for step in decoded), dtype=self._record)
         }
         for at, camera in enumerate(self._layout.cameras):
-            out = np.empty((len(decoded), len(camera.steps or (0,)), 3, *camera.shape), dtype=np.uint8)
+            out = recycle.empty((len(decoded), len(camera.steps or (0,)), 3, *camera.shape), np.uint8)
             for window, step in zip(out, decoded, strict=True):
-                for planes, pixels in zip(window, step.frames[at], strict=True):
-                    to_planes(pixels, planes)
+                for planes, frame in zip(window, step.frames[at], strict=True):
+                    to_planes(self._pixels(frame), planes)
             arrays[camera.name] = out
         return arrays
 
-    def _pixels(self, shot: Shot) -> Pixels:
+    def _pixels(self, frame: Frame) -> npt.NDArray[np.uint8]:
+        """Pixels of a frame, uint8 (H, W, 3)."""
+        if isinstance(frame, np.ndarray):
+            return frame
+        (plane,) = self._to_rgb.reformat(frame, format="rgb24").planes
+        rows = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
+        return rows[:, : 3 * plane.width].reshape(plane.height, plane.width, 3)
+
+    @cached_property
+    def _to_rgb(self) -> Any:
+        """Converts frames: one for all, since it is made anew for another size alone."""
+        return import_av().video.reformatter.VideoReformatter()
+
+    def _frame(self, shot: Shot) -> Frame:
         source = shot.source
         if isinstance(source, Picture):
             if source not in self._images:
@@ -104,17 +120,17 @@ class EpisodeDecoder:
         return found
 
 
-def decode_run(run: Run) -> dict[int, Pixels | Exception]:
-    """Each wanted frame of ``run`` by the time at which it is shown: uint8 (H, W, 3), or why there is none.
+def decode_run(run: Run) -> dict[int, Frame | Exception]:
+    """Each wanted frame of ``run`` by the time at which it is shown, or why there is none.
 
     All in one pass; if that fails, each in a pass of its own that ends with it, so that what is wrong with one frame
-    does not depend on which others the batch wants.
+    does not depend on which others are wanted.
     """
     last = {int(pts): at for at, pts in enumerate(run.pts)}
     try:
         return dict(_decoded(run, run.wanted, len(run.pts)))
     except Exception:
-        found: dict[int, Pixels | Exception] = {}
+        found: dict[int, Frame | Exception] = {}
         for pts in run.wanted:
             try:
                 found |= _decoded(run, frozenset([pts]), last[pts] + 1)
@@ -123,7 +139,7 @@ def decode_run(run: Run) -> dict[int, Pixels | Exception]:
         return found
 
 
-def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Pixels]:
+def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Frame]:
     """Frames of the first ``packets`` packets.
 
     Raises:
@@ -136,7 +152,7 @@ def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Pixels
     context.thread_count = 1  # an actor has one CPU
     context.options = {"err_detect": "explode"}  # or a damaged frame would be made up from others
     ends = np.cumsum(run.size[:packets])
-    found: dict[int, Pixels] = {}
+    found: dict[int, Frame] = {}
     for at in range(packets + 1):
         packet = None  # what the decoder still holds
         if at < packets:
@@ -144,14 +160,14 @@ def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Pixels
             packet.pts, packet.dts = int(run.pts[at]), int(run.dts[at])
         for frame in context.decode(packet):
             if frame.pts in wanted and not frame.is_corrupt:
-                found[frame.pts] = frame.to_ndarray(format="rgb24")
+                found[frame.pts] = frame
     if found.keys() != wanted:
         raise ValueError("the decoder gives no frame for that time")
     return found
 
 
-def _check_frame(pixels: Pixels, shape: tuple[int, ...]) -> None:
-    height, width = pixels.shape[:2]
+def _check_size(frame: Frame, shape: tuple[int, ...]) -> None:
+    height, width = frame.shape[:2] if isinstance(frame, np.ndarray) else (frame.height, frame.width)
     if (height, width) != shape:
         raise ValueError(f"the frame has {width} x {height} pixels, and {INFO} says {shape[1]} x {shape[0]}")
 

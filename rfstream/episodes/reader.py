@@ -88,15 +88,15 @@ class EpisodeReader:
         Raises:
             DatasetError: if a file is absent, unreadable or not what the metadata says.
         """
-        return next(self.batches(rows, len(rows)))
+        return next(self.parts(rows, len(rows)))
 
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[EncodedStep]]:
-        """The same in batches; all bytes are fetched first."""
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[EncodedStep]]:
+        """The same in parts of ``size``; all bytes are fetched first."""
         places = self._places(rows)
         episodes = self._episodes({place.at for place in places})
         videos = {camera.name: self._fetched(camera, places) for camera in self._video_cameras}
-        for first in range(0, len(places), batch_size):
-            yield self._steps(places[first : first + batch_size], episodes, videos)
+        for first in range(0, len(places), size):
+            yield self._steps(places[first : first + size], episodes, videos)
 
     @staticmethod
     def to_columns(samples: Sequence[EncodedStep]) -> dict[str, pa.Array]:
@@ -134,9 +134,15 @@ class EpisodeReader:
             read = read_episodes(url, asked, spec.layout, len(dataset.tasks), spec.deadline_s)
             found |= {at: read[episode.number] for at, episode in zip(members, asked, strict=True)}
         self._rows |= found
-        for at in list(self._rows)[: -max(len(found), _POOLS * spec.pool_size)]:
+        for at in list(self._rows)[: -max(len(found), self._kept)]:
             del self._rows[at]
         return found
+
+    @cached_property
+    def _kept(self) -> int:
+        """Episodes whose rows are kept for the next read; none where these hold images, which are large."""
+        pictured = any(camera.dtype == "image" for camera in self._spec.layout.cameras)
+        return 1 if pictured else _POOLS * self._spec.pool_size
 
     def _frames(self, camera: Field, place: _Place) -> tuple[PacketTable, IntArray, IntArray]:
         """A camera's window: the table of its file, the window's frames in the episode, and in the file."""
@@ -157,7 +163,7 @@ class EpisodeReader:
         for place in places:
             table, _, frames = self._frames(camera, place)
             for packet, key in {(int(table.packet[f]), int(table.key[f])) for f in frames}:
-                spans.append((table.url, int(table.offset[key]), int((table.offset + table.size)[packet])))
+                spans.append((table.url, int(table.offset[key]), int(table.offset[packet] + table.size[packet])))
         urls, starts, ends = (list(column) for column in zip(*sorted(set(spans)), strict=True))
         urls, starts, ends = fsspec.utils.merge_offset_ranges(urls, starts, ends, max_gap=storage.MAX_GAP, sort=False)
         data = storage.read_ranges(urls, list(zip(starts, ends, strict=True)), self._spec.deadline_s)
@@ -209,18 +215,17 @@ class EpisodeReader:
 
     def _run(self, table: PacketTable, key: int, frames: set[int], data: _Bytes) -> Run:
         packets = table.packet[sorted(frames)]
-        part = np.arange(key, packets.max() + 1)
-        # What leads an open group of pictures refers to the one before, and nothing of this one refers to it.
-        part = part[table.pts[part] >= table.pts[key]]
-        start, end = int(table.offset[key]), int(table.offset[part[-1]] + table.size[part[-1]])
-        whole = data.of(table.url, start, end)
+        last = int(packets.max())
+        part = slice(key, last + 1)
+        start = int(table.offset[key])
+        whole = data.of(table.url, start, int(table.offset[last] + table.size[last]))
         spans = zip((table.offset[part] - start).tolist(), table.size[part].tolist(), strict=True)
         return Run(
             file=table.url,
             offset=start,
             codec=table.codec,
             extradata=table.extradata,
-            data=b"".join(whole[at : at + size] for at, size in spans),
+            data=b"".join(whole[at : at + size] for at, size in spans),  # sound may lie between
             size=table.size[part],
             pts=table.pts[part],
             dts=table.dts[part],

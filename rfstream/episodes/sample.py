@@ -9,7 +9,7 @@ from rfstream.plan.keys import IntArray
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Run:
-    """Packets of a video file, from a key frame to the last of the frames that a batch wants of them.
+    """Packets of a video file, from a key frame to the last of the frames that samples want of them.
 
     ``data`` holds them end to end, ``size``, ``pts`` and ``dts`` int64 (P,) describe each; ``wanted`` are the times at
     which the wanted frames are shown. ``offset`` is where the key frame lies in ``file``.
@@ -49,7 +49,7 @@ class EncodedStep:
     """One frame of an episode with its windows.
 
     ``row`` is its row in the index; ``record`` the bytes of :meth:`rfstream.episodes.layout.Layout.record_type`'s
-    value; ``shots`` the window of each camera. Steps of one batch share their runs and pictures.
+    value; ``shots`` the window of each camera. Steps that are read together share their runs and pictures.
     """
 
     key: str

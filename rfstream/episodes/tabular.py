@@ -35,14 +35,14 @@ class EpisodeRows:
         """Fill a sample's ``record`` (see :meth:`Layout.record_type`) with the windows around ``frame``."""
         length = len(self.task)
         for field in layout.tabular:
-            frames, padded = field.clamped(frame, length)
-            values = self.columns[field.name]
-            record[field.name] = values[frame] if field.steps is None else values[frames]
-            if field.steps is not None:
-                record[field.name + PAD] = padded
+            if field.steps is None:
+                record[field.name] = self.columns[field.name][frame]
+            else:
+                frames, record[field.name + PAD] = field.clamped(frame, length)
+                record[field.name] = self.columns[field.name][frames]
         for camera in layout.cameras:
             if camera.steps is not None:
-                record[camera.name + PAD] = camera.clamped(frame, length)[1]
+                _, record[camera.name + PAD] = camera.clamped(frame, length)
         record[TASK] = self.task[frame]
 
 
@@ -160,8 +160,8 @@ def _values(url: str, rows: pa.Table, field: Field) -> npt.NDArray[Any]:
     if column.null_count:
         raise DatasetError(f"{url}: column {field.name!r} has values that are absent; write the file again")
     try:
-        values = column.to_numpy(zero_copy_only=False)
-        return np.ascontiguousarray(values.reshape(len(rows), *field.shape).astype(field.dtype, copy=False))
+        values = column.to_numpy(zero_copy_only=False).reshape(len(rows), *field.shape)
+        return np.array(values, dtype=field.dtype)  # a copy: not all that was read stays
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise DatasetError(
             f"{url}: column {field.name!r} is {rows.schema.field(field.name).type}, and meta/info.json says "

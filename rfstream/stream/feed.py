@@ -24,6 +24,8 @@ from rfstream.stream.ranks import Peers
 LOOK_S = 1.0
 """Who waits for a batch looks this often whether another rank has failed."""
 _DIAGNOSIS_S = 10.0
+_ACTOR = "MapWorker("
+"""Ray Data's actors are called ``MapWorker(step)``."""
 
 
 class Feed:
@@ -129,11 +131,11 @@ def _ask_ray(said: list[str]) -> None:
         said.append(f"the Ray cluster has {free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs free")
         # No public calls tell the rest without a dashboard.
         actors = Counter(
-            actor["State"].lower().replace("_", " ")
+            f"{actor['State'].lower().replace('_', ' ')} of {actor['ActorClassName'][len(_ACTOR) : -1]}"
             for actor in state.actor_table(None).values()
-            if actor["ActorClassName"].startswith("MapWorker") and actor["State"] != "DEAD"
+            if actor["ActorClassName"].startswith(_ACTOR) and actor["State"] != "DEAD"
         )
-        said.append("decode actors: " + (", ".join(f"{n} {what}" for what, n in sorted(actors.items())) or "none"))
+        said.append("actors: " + (", ".join(f"{n} {what}" for what, n in sorted(actors.items())) or "none"))
         datasets = ray.get(get_or_create_stats_actor().get_datasets.remote(), timeout=_DIAGNOSIS_S)
         for dataset in datasets.values():
             for step in dataset["operators"].values() if dataset["state"] == "RUNNING" else ():

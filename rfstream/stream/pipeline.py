@@ -39,7 +39,7 @@ from rfstream.stream.source import (
 )
 
 BATCHES_PER_TASK = 4
-"""Consecutive batches of a fused read task: few enough to balance, enough to pay for the task."""
+"""Consecutive batches of a task that decodes: few enough to balance, enough to pay for the task."""
 TASKS_PER_EXECUTION = 500
 """Ray ends the actor pool with each execution, so one spans as many epochs as this many tasks allow (at least one)."""
 BUFFERED_BLOCKS = 8
@@ -115,24 +115,17 @@ class Pipeline:
         smallest, largest = pool_size(decode.actors)
         pool = ActorPoolStrategy(min_size=smallest, max_size=largest, max_tasks_in_flight_per_actor=TASKS_IN_FLIGHT)
         epochs = self.epochs_per_execution()
+        decoding = (self.decode, self.substitutes)
+        fixed = (self.plan, start, epochs, BATCHES_PER_TASK, self.reader)
         if self.fused:
-            functions = partial(
-                training_functions,
-                self.plan,
-                start,
-                epochs,
-                BATCHES_PER_TASK,
-                self.reader,
-                self.decode,
-                self.substitutes,
-            )
-            return self._read(functions, largest, compute=pool, num_cpus=1)
-        functions = partial(training_functions, self.plan, start, epochs, None, self.reader, None, None)
+            return self._read(partial(training_functions, *fixed, *decoding), largest, compute=pool, num_cpus=1)
         nodes = sum(node["Alive"] for node in ray.nodes())
-        encoded = self._read(functions, largest, compute=TaskPoolStrategy(size=READS_PER_NODE * nodes), num_cpus=0)
+        # Actors, since Ray ends an idle task's worker after a second, and the next would import and connect anew.
+        readers = ActorPoolStrategy(size=READS_PER_NODE * nodes, max_tasks_in_flight_per_actor=1)
+        encoded = self._read(partial(training_functions, *fixed, None, None), largest, compute=readers, num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
-            fn_constructor_args=(self.reader, self.decode, self.substitutes),
+            fn_constructor_args=(self.reader, *decoding),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -147,9 +140,9 @@ class Pipeline:
         at_once = min(share, -(-len(batches) // BATCHES_PER_TASK))
         return self._read(functions, at_once, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
 
-    def batches_per_block(self) -> int:
-        """Batches of a shuffle block, or one more."""
-        return -(-self.plan.windows.batches // self.plan.order(0).blocks)
+    def rows_per_block(self) -> int:
+        """Rows of encoded batches that a shuffle block has, or one more."""
+        return -(-self.plan.windows.batches // (self.plan.order(0).blocks * BATCHES_PER_TASK))
 
     def _read(self, functions: Any, decoders: int, **options: Any) -> Dataset:
         """A dataset of ``functions``' rows, with the settings of :func:`_configure` on its own context, and as many
@@ -159,7 +152,7 @@ class Pipeline:
         dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
         _configure(dataset.context, self.config.decode.label_selector)
         # The next block is read while one waits.
-        bound_waiting_batches(dataset.context, decoders * WAITING_PER_ACTOR, encoded=self.batches_per_block())
+        bound_waiting_batches(dataset.context, decoders * WAITING_PER_ACTOR, encoded=self.rows_per_block())
         return dataset
 
 

@@ -39,8 +39,8 @@ class BatchReader(Protocol[E]):
         """
         ...
 
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[list[E]]:
-        """The same in batches, for who reads a whole shuffle block."""
+    def parts(self, rows: IntArray, size: int) -> Iterator[list[E]]:
+        """The same in parts of ``size``, for who reads a whole shuffle block."""
         ...
 
     def to_columns(self, samples: Sequence[E]) -> dict[str, pa.Array]:
@@ -107,8 +107,8 @@ class PackSubstitutes:
 
 
 ReadFn = Callable[[], Iterable[pa.Table]]
-_NUMBERS = ("epoch", "batch", "position")
-"""What an encoded batch says of itself, beside its samples."""
+_NUMBERS = ("epoch", "batch", "batch_size")
+"""What a row of encoded batches says of them, beside their samples: ``batch`` is the first one's number."""
 
 
 class BatchSource(Datasource):  # type: ignore[misc]
@@ -138,18 +138,20 @@ def training_functions(
     plan: StreamPlan,
     start: Position,
     epochs: int,
-    batches_per_task: int | None,
+    batches_per_task: int,
     reader: ReadSpec,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
-    """Read functions of a training stream. With ``decode`` they yield decoded batches (fused), else encoded ones
-    (staged)."""
-    for task in plan.tasks(start, epochs, batches_per_task):
+    """Read functions of a training stream. With ``decode`` they yield decoded batches (fused). Without, each yields the
+    encoded batches of a shuffle block (staged), as many in a row as a decode task shall have.
+    """
+    for task in plan.tasks(start, epochs, batches_per_task if decode else None):
+        batches = task.hi - task.lo
         if decode is None:
-            yield partial(_read_encoded, task, reader), task.hi - task.lo
+            yield partial(_read_encoded, task, reader, batches_per_task), -(-batches // batches_per_task)
         else:
-            yield partial(_read_decoded, task, reader, decode, substitutes), task.hi - task.lo
+            yield partial(_read_decoded, task, reader, decode, substitutes), batches
 
 
 def evaluation_functions(
@@ -168,17 +170,20 @@ def evaluation_functions(
 
 
 class StagedDecode:
-    """Staged decoding in the actor pool: an encoded batch (see :func:`_read_encoded`) to a decoded one."""
+    """Staged decoding in the actor pool: encoded batches (see :func:`_read_encoded`) to decoded ones."""
 
     def __init__(self, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
         self._reader = reader
         self._decoder = decoder_of(decode, substitutes)
 
-    def __call__(self, row: pa.Table) -> pa.Table:
-        """Decode the one batch in ``row``."""
+    def __call__(self, row: pa.Table) -> Iterator[pa.Table]:
+        """Decode the batches in ``row``, one after the other."""
         columns = {name: row.column(name)[0] for name in row.column_names}
-        epoch, batch, position = (columns.pop(name).as_py() for name in _NUMBERS)
-        return to_row(self._decoder.batch(reader_of(self._reader).of_columns(columns), epoch, batch, position))
+        epoch, first, size = (columns.pop(name).as_py() for name in _NUMBERS)
+        samples = reader_of(self._reader).of_columns(columns)
+        for m in range(first, first + -(-len(samples) // size)):
+            chosen, samples = samples[:size], samples[size:]  # what a batch holds goes with it
+            yield to_row(self._decoder.batch(chosen, epoch, m, m * size))
 
 
 def _read_decoded(
@@ -189,11 +194,11 @@ def _read_decoded(
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, spec: ReadSpec) -> Iterator[pa.Table]:
+def _read_encoded(task: Task, spec: ReadSpec, batches_per_row: int) -> Iterator[pa.Table]:
     reader = reader_of(spec)
-    batches = reader.batches(task.rows(task.lo, task.hi), task.batch_size)
-    for m, samples in zip(range(task.lo, task.hi), batches, strict=True):
-        numbers = zip(_NUMBERS, (task.epoch, m, m * task.batch_size), strict=True)
+    parts = reader.parts(task.rows(task.lo, task.hi), batches_per_row * task.batch_size)
+    for first, samples in zip(range(task.lo, task.hi, batches_per_row), parts, strict=True):
+        numbers = zip(_NUMBERS, (task.epoch, first, task.batch_size), strict=True)
         yield pa.table({name: [number] for name, number in numbers} | reader.to_columns(samples))
 
 

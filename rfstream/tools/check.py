@@ -18,6 +18,7 @@ from rfstream.dataset.index import check_inside
 from rfstream.dataset.layouts import SplitFiles, find_splits, layouts_of, read_document
 from rfstream.errors import DatasetError
 from rfstream.tools.check_document import check_document, sections, stated_size
+from rfstream.tools.check_episodes import check_episodes, is_lerobot
 from rfstream.tools.check_images import Encoded, check_images, read_span
 from rfstream.tools.check_pack import open_split
 from rfstream.tools.check_traits import SEVERITIES, Finding, Severity, Trait, collect
@@ -75,7 +76,8 @@ def check(path: str, *, images: bool = True, progress: bool = True) -> Report:
     Nothing is changed, nothing is sent anywhere, and no file, however damaged, ends the check.
 
     Args:
-        path: local folder of a COCO, YOLO or VOC dataset or of a pack; or a COCO file; or the index of a packed split.
+        path: local folder of a COCO, YOLO, VOC or LeRobot dataset or of a pack; or a COCO file; or the index of a split
+            of a pack.
         images: decode every image too.
         progress: show a progress bar on standard error.
 
@@ -87,6 +89,9 @@ def check(path: str, *, images: bool = True, progress: bool = True) -> Report:
         raise DatasetError(f"{path}: only local or mounted folders can be checked; copy it first")
     if not local.exists():
         raise DatasetError(f"{path}: no such file or folder; give a dataset, a pack or a COCO file")
+    if is_lerobot(local):
+        parts = (_Subject(name, frames, [], odd, []) for name, frames, odd in check_episodes(local, frames=images))
+        return Report(path, [_part(subject) for subject in parts])
     subjects = list(_subjects(local))
     if images:
         _decode(subjects, progress)

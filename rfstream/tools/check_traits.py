@@ -151,5 +151,11 @@ KINDS = {
     "bad-sidecar": Kind("error", "training stops at it: the annotations of the sample can't be read"),
     "duplicate-key": Kind("warning", "two samples of one name: messages and ledgers can't tell them apart"),
     "unlisted-shard": Kind("note", "not read: the index does not list it"),
+    # LeRobot datasets
+    "bad-metadata": Kind("error", "training refuses the dataset; nothing more of it is checked"),
+    "unreadable-episode": Kind(
+        "error", "training stops at it: a file is absent, cut short or contradicts the metadata"
+    ),
+    "undecodable-frame": Kind("error", "training stops at it: the frame can't be decoded"),
 }
 _ORDER = {name: position for position, name in enumerate(KINDS)}

@@ -72,7 +72,7 @@ def batches_held(pipeline: Pipeline) -> int:
 
     A rank holds what Ray and the feed each prefetch, one in the feed's hand and one in use.
     """
-    begun = TASKS_IN_FLIGHT * (BATCHES_PER_TASK if pipeline.fused else 1)
+    begun = TASKS_IN_FLIGHT * BATCHES_PER_TASK
     of_ranks = pipeline.plan.windows.world_size * (2 * PREFETCHED + 2)
     return pipeline.config.decode.actors[1] * (WAITING_PER_ACTOR + begun) + of_ranks
 
@@ -144,7 +144,8 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     rate = 1 / trial.seconds_per_image
     blocks = 1 + READS_PER_NODE
     # Batches carry what comes before their frames in a video, some of it more than once.
-    block = max(order.block_bytes(_contents(pipeline)[1]).max(), pipeline.batches_per_block() * trial.encoded_bytes)
+    carried = pipeline.rows_per_block() * BATCHES_PER_TASK * trial.encoded_bytes
+    block = max(order.block_bytes(_contents(pipeline)[1]).max(), carried)
     encoded = "" if pipeline.fused else f", and {_size(blocks * block)} of {blocks} encoded blocks (on one node)"
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),

@@ -173,12 +173,13 @@ class TrainingStream(Generic[B]):
             StreamError: if another rank failed before, with its reason: without it this rank's own is but a sign of
                 that, such as a connection that is gone.
         """
-        self.close()
         if isinstance(exception, KeyboardInterrupt):
+            self.close()
             return
         peers = peers_of_group()
         first = peers.failure()
         peers.failed(exception)
+        self.close()
         if first is not None and first not in str(exception):
             raise StreamError(f"rank {peers.rank} can't go on: {first}") from exception
 

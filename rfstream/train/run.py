@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
 from rfstream.stream.pipeline import StreamIndex, build_pipeline
+from rfstream.stream.ranks import peers_of_group
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
@@ -78,7 +81,20 @@ def _torchrun(config: Config) -> Metrics:
         "num_nodes": world // local,
         "strategy": pl.strategies.DDPStrategy(**_DDP),
     }
-    return _fit(config, world_size=world, resume=config.train.resume, **options)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _fit(config, world_size=world, resume=config.train.resume, **options)
+    except (Exception, SystemExit) as error:
+        # torchrun terminates the ranks that are left when one has failed: they shall come to say why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        peers = peers_of_group()
+        if isinstance(error, SystemExit) and (first := peers.failure()):
+            raise StreamError(f"rank {peers.rank} can't go on: {first}") from error
+        raise
+
+
+def _leave(number: int, _: Any) -> None:
+    sys.exit(128 + number)
 
 
 def _ray(config: Config) -> Metrics:
