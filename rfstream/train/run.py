@@ -15,11 +15,10 @@ import torch
 
 from rfstream.config import Config, import_object
 from rfstream.dataset import storage
-from rfstream.dataset.index import SplitIndex
 from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
-from rfstream.stream.pipeline import StreamIndex, build_pipeline
+from rfstream.stream.pipeline import build_pipeline, packed_split
 from rfstream.stream.ranks import peers_of_group
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
@@ -201,7 +200,9 @@ def _fit_model(
     run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    model = _model(config, pipeline.index)
+    index = pipeline.index
+    train = config.data.splits.get("train", "train")
+    model = _model(config, index if isinstance(index, EpisodeIndex) else packed_split(config, train).class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     inside = [] if run.checkpoint_steps is None else [_StepCheckpoint(run.output, run.checkpoint_steps)]
     trainer = pl.Trainer(
@@ -246,13 +247,12 @@ class _StepCheckpoint(pl.Callback):
             trainer.save_checkpoint(self._path)
 
 
-def _model(config: Config, index: StreamIndex) -> pl.LightningModule:
+def _model(config: Config, data: list[str] | EpisodeIndex) -> pl.LightningModule:
     name, arguments = config.train.model, config.train.model_args
     assert name is not None
     builder = import_object(name, "train.model")
-    assert isinstance(index, SplitIndex | EpisodeIndex)
     try:
-        model = builder(index.class_names() if isinstance(index, SplitIndex) else index, **arguments)
+        model = builder(data, **arguments)
     except TypeError as error:
         raise ConfigError(f"train.model={name!r} can't be built with model_args {arguments}: {error}") from error
     if not isinstance(model, pl.LightningModule):
