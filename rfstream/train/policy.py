@@ -58,20 +58,20 @@ class Policy(pl.LightningModule):
         width: int = 16,
     ) -> None:
         super().__init__()
-        fields = {name: _field(index, key, name) for key, name in (("state", state), ("action", action))}
-        if fields[action].steps is None:
+        seen, learned = _field(index, "state", state), _field(index, "action", action)
+        if learned.steps is None:
             raise ConfigError(
                 f"episodes.delta_timestamps has no window for {action}, which is the chunk that the policy predicts: "
                 "give one, such as [0.0, 0.1]"
             )
         self.state, self.action, self.image_size, self.lr = state, action, image_size, lr
         self.cameras = [camera.name for camera in index.layout.cameras]
-        self.state_scale, self.action_scale = (_Scale(index, field) for field in fields.values())
+        self.state_scale, self.action_scale = _Scale(index, seen), _Scale(index, learned)
         self.eyes = nn.ModuleList(_eye(3 * _steps(camera), width) for camera in index.layout.cameras)
-        self.chunk = (_steps(fields[action]), *fields[action].shape)
-        seen = _steps(fields[state]) * math.prod(fields[state].shape) + CAMERA_FEATURES * len(self.cameras)
-        self.head = _mlp(seen, 128, math.prod(self.chunk))
-        self._loss, self._steps = 0.0, 0
+        self.chunk = (_steps(learned), *learned.shape)
+        inputs = _steps(seen) * math.prod(seen.shape) + CAMERA_FEATURES * len(self.cameras)
+        self.head = _mlp(inputs, 128, math.prod(self.chunk))
+        self._validated = (0.0, 0)
 
     def forward(self, batch: EpisodeBatch) -> Tensor:
         """Chunks of actions, float32 (B, T, *shape) in the dataset's units."""
@@ -85,18 +85,18 @@ class Policy(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation."""
-        self._loss, self._steps = 0.0, 0
+        self._validated = (0.0, 0)
 
     def validation_step(self, batch: EpisodeBatch, batch_idx: int) -> None:
         """Add to this rank's sum. No collective here: ranks may have different numbers of batches."""
-        self._loss += float(self.loss(batch)) * len(batch)
-        self._steps += len(batch)
+        total, samples = self._validated
+        self._validated = (total + float(self.loss(batch)) * len(batch), samples + len(batch))
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/loss`` over all ranks' samples, equal on every rank."""
-        total = torch.tensor([self._loss, self._steps], device=self.device)
-        loss, samples = self.trainer.strategy.reduce(total, reduce_op="sum")
-        self.log("val/loss", loss / samples, prog_bar=True, batch_size=1)
+        validated = torch.tensor(self._validated, device=self.device)
+        total, samples = self.trainer.strategy.reduce(validated, reduce_op="sum")
+        self.log("val/loss", total / samples, prog_bar=True, sync_dist=True, batch_size=1)
 
     def loss(self, batch: EpisodeBatch) -> Tensor:
         """Mean L1 distance of standardised actions; padded steps count as learned.
@@ -113,7 +113,7 @@ class Policy(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.lr)
 
     def _predict(self, batch: EpisodeBatch) -> Tensor:
-        seen = [self.state_scale(batch[self.state]).flatten(1)]
+        seen = [self.state_scale(batch[self.state]).reshape(len(batch), -1)]
         for camera, eye in zip(self.cameras, self.eyes, strict=True):
             frames = batch.pixels(camera).flatten(1, 2)  # the steps of a window as channels
             seen.append(eye(F.interpolate(frames, size=(self.image_size, self.image_size), mode="area")))
