@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c pass 2>/dev/null && echo $$p && break; done)
 TORCH := torch==2.14.1 torchvision==0.29.1
 DEMO_EXTRAS := train
-TEST_EXTRAS := train,gcs,rfdetr,episodes,dev
+TEST_EXTRAS := train,gcs,s3,rfdetr,episodes,dev
 
 # The whole test run is stopped after this many seconds (one test after 300: pyproject.toml).
 TEST_SECONDS ?= 3600

@@ -39,14 +39,15 @@ class Line:
 class BadStorage:
     """Serves ``source``, a folder or the URL of a server, at ``url`` until it is closed.
 
-    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts them by what became of them: a
-    :data:`Mode`.
+    ``mode`` says how requests for shards go, ``line`` how all do. ``requests`` counts all by what became of them, a
+    :data:`Mode`; ``shard_paths`` are those of requests for shards.
     """
 
     def __init__(self, source: Path | str, line: Line = Line()) -> None:
         self.mode: Mode = "well"
         self.line = line
         self.requests: Counter[Mode] = Counter()
+        self.shard_paths: list[str] = []
         self.closed = threading.Event()
         self._draw = random.Random(line.seed)
         self._lock = threading.Lock()
@@ -117,18 +118,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fate = self.storage.fate(bool(_SHARD.search(unquote(self.path).encode()) or _SHARD.search(sent[:_PIECE])))
+        of_shard = bool(_SHARD.search(unquote(self.path).encode()) or _SHARD.search(sent[:_PIECE]))
+        if of_shard:
+            self.storage.shard_paths.append(self.path)
+        fate = self.storage.fate(of_shard)
         time.sleep(self.storage.line.latency_s)
         if fate == "stall":
             self.storage.closed.wait()
         status, headers, data = self._answer_of_source(fate, sent)
-        promised = len(data)
+        promised = int(headers.pop("Content-Length", len(data)))
         if fate in ("cut", "break off"):
             data = data[: promised // 2]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(promised if fate == "break off" else len(data)))
+        self.send_header("Content-Length", str(promised // 2 if fate == "cut" else promised))
         self.end_headers()
         for first in range(0, 0 if self.command == "HEAD" else len(data), _PIECE):
             piece = data[first : first + _PIECE]
@@ -165,4 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         connection.close()
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+        if self.command == "HEAD":  # which has the length of what a GET would send, and nothing to count
+            headers["Content-Length"] = answer.headers.get("Content-Length", "0")
         return answer.status, headers, data

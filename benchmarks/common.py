@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from rfstream.dataset.shards import sha256
+
+T = TypeVar("T")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -25,6 +30,29 @@ def cpu_seconds() -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 in hex of every file in ``folder``, by name."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
+
+
+@contextmanager
+def sampled(read: Callable[[], T], every_s: float) -> Iterator[list[T]]:
+    """What ``read`` returns, again and again while the block runs."""
+    over, readings = threading.Event(), []
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            readings.append(read())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield readings
+    finally:
+        over.set()
+        thread.join()
 
 
 def in_turn(variants: dict[str, Callable[[], dict[str, float]]], repetitions: int) -> dict[str, dict[str, list[float]]]:

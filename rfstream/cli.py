@@ -25,28 +25,36 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value .
 def index(
     path: Annotated[
         str,
-        typer.Argument(help="Folder of a pack without tables; with --output a folder or pattern of Parquet files."),
+        typer.Argument(
+            help="Folder of a pack without tables; with --output a folder or pattern of tars or Parquet files."
+        ),
     ],
     split: Annotated[str, typer.Argument(help="Split to index.")],
     output: Annotated[
-        str | None, typer.Option(help="Index Parquet files of PATH that others wrote, and write what they need here.")
+        str | None, typer.Option(help="Index tars or Parquet of PATH that others wrote, and write what they need here.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Their columns, by comma, where named otherwise: 'image=img,objects.bbox=o.box'.")
+        str | None,
+        typer.Option(
+            help="What they call otherwise, by comma: 'image=img,objects.bbox=o.box'; of tars 'image=left.jpg'."
+        ),
     ] = None,
+    names: Annotated[str | None, typer.Option(help="JSON file that names the categories of tars.")] = None,
 ) -> None:
-    """Write the sample and fragment tables of a pack that has none, or the index of Parquet that others wrote."""
-    if output is None and columns is None:
+    """Write the sample and fragment tables of a pack that has none, or the index of shards that others wrote."""
+    if output is None and columns is None and names is None:
         from rfstream.dataset.pack import index_pack
 
         index_pack(path, split)
         return
     if output is None:
-        raise DatasetError("--columns is for Parquet that others wrote: name a folder for its index with --output")
-    from rfstream.dataset.foreign import index_parquet
+        raise DatasetError(
+            "--columns and --names are for shards that others wrote: name a folder for their index with --output"
+        )
+    from rfstream.dataset.foreign import index_foreign
 
     pairs = [part.partition("=") for part in (columns or "").split(",") if part]
-    index = index_parquet(path, split, output, {name.strip(): column.strip() for name, _, column in pairs})
+    index = index_foreign(path, split, output, {name.strip(): column.strip() for name, _, column in pairs}, names)
     elsewhere = "" if index.shards_at == output else f" data.shards={index.shards_at}"
     typer.echo(f"{index.num_samples} samples in {len(index.shards)} files: data.path={output}{elsewhere}")
 

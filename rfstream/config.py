@@ -4,15 +4,24 @@ models."""
 from __future__ import annotations
 
 import importlib
-import re
-import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from rfstream.config_faults import brief, known, sentence
+from rfstream.config_file import apply_override, read_mapping
 from rfstream.errors import ConfigError
 from rfstream.plan.windows import accumulation
 
@@ -23,6 +32,8 @@ limit."""
 Exif = Literal["ignore", "transpose"]
 Mismatch = Literal[
     "pack",
+    "weights",
+    "classes",
     "seed",
     "shuffle",
     "block_bytes",
@@ -52,19 +63,59 @@ class CacheConfig(_Section):
     """What all shards in it may take."""
 
 
+class PackConfig(_Section):
+    """One pack of a mixture."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Folder of the pack: a local path or any fsspec URL."""
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """How often each of its samples comes in an epoch of training."""
+    categories: dict[str, str] = {}
+    """Names of its categories -> their names in the mixture, where these differ."""
+    shards: Annotated[str, Field(min_length=1)] | None = None
+    """As in ``data``."""
+    splits: dict[str, str | None] = {}
+    """As in ``data``, for this pack; null where it has no part in a role."""
+
+
 class DataConfig(_Section):
     """Where the packed dataset is."""
 
-    path: Annotated[str, Field(min_length=1)]
-    """Folder of the pack, or of a LeRobot dataset: a local path or any fsspec URL."""
+    path: Annotated[
+        Annotated[str, Field(min_length=1), Tag("<pack>")]
+        | Annotated[list[PackConfig], Field(min_length=1), Tag("<mixture>")],
+        Discriminator(lambda value: "<mixture>" if isinstance(value, list) else "<pack>"),
+    ]
+    """Folder of the pack, or of a LeRobot dataset: a local path or any fsspec URL. A list of packs with weights is a
+    mixture."""
     format: Literal["pack", "lerobot"] = "pack"
-    """What is there: a pack of images, or a LeRobot v3 dataset of episodes."""
+    """What is there: packs of images, or a LeRobot v3 dataset of episodes."""
     shards: Annotated[str, Field(min_length=1)] | None = None
-    """Folder or URL of the shards, if they are not in ``path``: of Parquet files that were indexed where they lie."""
+    """Folder or URL of the shards, if they are not in ``path``: of files that others wrote, indexed where they lie."""
     splits: dict[str, str] = {"train": "train", "val": "val"}
     """Role (what code asks for) -> split name in the pack."""
     cache: CacheConfig | None = None
     """Keep shards of a remote pack on each node's disk."""
+
+    @model_validator(mode="after")
+    def _each_pack_has_its_shards(self) -> DataConfig:
+        if self.shards is not None and not isinstance(self.path, str):
+            raise ValueError("shards are those of one pack; in a mixture set them beside the pack's own path")
+        return self
+
+    @property
+    def packs(self) -> list[PackConfig]:
+        """The packs of the mixture, or the only one."""
+        return [PackConfig(path=self.path, shards=self.shards)] if isinstance(self.path, str) else self.path
+
+    @property
+    def name(self) -> str:
+        """What messages call the data."""
+        return " + ".join(pack.path for pack in self.packs)
+
+    def split_name(self, pack: PackConfig, role: str) -> str | None:
+        """The name of ``pack``'s split in ``role``; None where it has no part in it."""
+        return pack.splits.get(role, self.splits.get(role, role))
 
 
 class EpisodesConfig(_Section):
@@ -267,6 +318,8 @@ class Config(_Section):
             if self.episodes != EpisodesConfig():
                 raise ValueError("episodes is for data.format: lerobot; leave it out")
             return self
+        if not isinstance(self.data.path, str):
+            raise ValueError("data.path is one folder or URL in data.format: lerobot; a list is for packs of images")
         of_images = {
             "data.shards": self.data.shards,
             "data.cache": self.data.cache,
@@ -288,18 +341,7 @@ class Config(_Section):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError("; ".join(_sentence(fault) for fault in error.errors())) from None
-
-
-class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.2's floats: PyYAML follows 1.1, where ``1e-4`` is a string."""
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
-    list("-+0123456789."),
-)
+            raise ConfigError("; ".join(sentence(fault, Config) for fault in error.errors())) from None
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -308,21 +350,12 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: for a missing or malformed file, a malformed override, or anything :class:`Config` refuses.
     """
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _YamlLoader)
-    except OSError as error:
-        raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
-    except Exception as error:  # PyYAML lets out whatever a date, a number or deep nesting raises
-        raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"configuration file {path} must hold a mapping with the key `data`, not {type(values).__name__}"
-        )
+    values = read_mapping(path)
     wrong = [key for key in values if not isinstance(key, str)]
     if wrong:
-        raise ConfigError(f"configuration file {path}: unknown key {_brief(wrong[0])}{_known(('',))}")
+        raise ConfigError(f"configuration file {path}: unknown key {brief(wrong[0])}{known(Config, ())}")
     for override in overrides:
-        _apply(values, override)
+        apply_override(values, override)
     try:
         return Config(**values)
     except ConfigError as error:
@@ -349,51 +382,3 @@ def import_object(path: str, key: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{key}={path!r} is not callable")
     return found  # type: ignore[no-any-return]
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
-    keys = dotted.split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"override {override!r} is not of the form section.key=value, e.g. stream.batch_size=4")
-    try:
-        value = yaml.load(text, _YamlLoader)
-    except Exception:  # as above
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
-    node = values
-    for key in keys[:-1]:
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-        if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {key} holds a value, not a section")
-    node[keys[-1]] = value
-
-
-def _sentence(fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"]) or "configuration"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {key}{_known(fault['loc'])}"
-    if fault["type"] == "missing":
-        return f"{key} is required"
-    given = "" if isinstance(fault["input"], dict) else f" (got {_brief(fault['input'])})"
-    return f"{key}: {message[:1].lower()}{message[1:]}{given}"
-
-
-def _brief(value: object) -> str:
-    """``repr(value)`` in bounded length: a few lines of YAML aliases can stand for gigabytes."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 200
-    return short.repr(value)
-
-
-def _known(loc: tuple[int | str, ...]) -> str:
-    model: Any = Config
-    for part in loc[:-1]:
-        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if model is None:
-            return ""
-    return f" (known here: {', '.join(model.model_fields)})"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gcs
 import pytest
+import s3
 from hypothesis import settings
 
 from benchmarks.bad_storage import BadStorage
@@ -42,8 +43,15 @@ def bucket() -> Iterator[BadStorage]:
 
 
 @pytest.fixture(scope="session")
-def ray_session(bucket: BadStorage) -> Iterator[None]:
-    """One local Ray for all tests that stream: four logical CPUs, whatever the machine has; its workers see the bucket
+def s3_bucket() -> Iterator[BadStorage]:
+    """An S3 bucket on this machine at ``s3://rfstream-test``, and the line to it, for all tests."""
+    with s3.bucket() as storage:
+        yield storage
+
+
+@pytest.fixture(scope="session")
+def ray_session(bucket: BadStorage, s3_bucket: BadStorage) -> Iterator[None]:
+    """One local Ray for all tests that stream: four logical CPUs, whatever the machine has; its workers see the buckets
     too."""
     import ray
 

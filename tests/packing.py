@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rfstream.dataset import storage
 from rfstream.dataset.convention import Convention
 from rfstream.dataset.document import SplitSource
 from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex
@@ -23,6 +24,11 @@ SMALL = 300_000  # bytes: a few images a shard
 def files_in(folder: Path) -> dict[str, bytes]:
     """The files directly in ``folder`` by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def in_bucket(url: str) -> dict[str, bytes]:
+    """The same of a folder in a bucket."""
+    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes_in(url)}
 
 
 def pack_small(source: Path, output: Path, **options: Any) -> dict[str, bytes]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
+from gcs import BUCKET
 from packing import ROOT, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
+from benchmarks.common import sampled
+from rfstream import RankLoader, ray_loader
 from rfstream.config import Config
+from rfstream.dataset import storage
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
-from rfstream.tools.ledger import first_difference, make_ledger
+from rfstream.tools.ledger import SCHEMA, first_difference, ledger_rows, make_ledger
 
 ALL = np.random.default_rng(0).permutation(205)
 READ_ALL = """
-import sys, numpy as np
+import hashlib, sys, numpy as np
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.tar import TarReader
 url, digest, folder, nbytes = sys.argv[1:]
 samples = TarReader(url, "train", digest, cache=ShardCache(folder, int(nbytes))).read(np.arange(205))
-print(sum(len(sample.image) for sample in samples))
+print(hashlib.sha256(b"".join(sample.image for sample in samples)).hexdigest())
 """
 
 
@@ -46,7 +55,11 @@ def web(pack: SplitIndex) -> Iterator[BadStorage]:
 
 
 def taken(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    nbytes = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # it went meanwhile
+            nbytes += path.stat().st_size
+    return nbytes
 
 
 def sizes(pack: SplitIndex) -> list[int]:
@@ -115,30 +128,92 @@ def test_a_shard_in_use_stays_and_others_are_read_where_they_are(
     assert list(tmp_path.glob("*.shard")) != kept
 
 
-def test_who_dies_while_filling_leaves_it_to_the_next(pack: SplitIndex, web: BadStorage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [11, 3], ids="room for {} shards".format)
+def test_who_dies_while_filling_leaves_it_to_the_next(
+    pack: SplitIndex, web: BadStorage, tmp_path: Path, room: int
+) -> None:
     web.line = Line(bytes_per_s=300_000)
-    command = [sys.executable, "-c", READ_ALL, web.url, pack.digest, str(tmp_path), str(sum(sizes(pack)))]
-    readers = [subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) for _ in range(2)]
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*.part")):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    filling = next(reader for reader in readers if _holds(reader.pid, ".part"))
-    filling.send_signal(signal.SIGKILL)
-    filling.wait()
-    assert list(tmp_path.glob("*.part"))
-    web.line = Line()
-    (other,) = (reader for reader in readers if reader is not filling)
-    expected = TarReader(pack.path, "train", pack.digest).read(np.arange(205))
-    assert other.communicate(timeout=60)[0].split() == [str(sum(len(sample.image) for sample in expected))]
+    nbytes = sum(sorted(sizes(pack))[-room:])
+    command = [sys.executable, "-c", READ_ALL, web.url, pack.digest, str(tmp_path), str(nbytes)]
+    with sampled(lambda: taken(tmp_path), 0.002) as seen:
+        readers = [subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) for _ in range(2)]
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*.part")):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        filling = next(reader for reader in readers if _holds(reader.pid, ".part"))
+        filling.send_signal(signal.SIGKILL)
+        filling.wait()
+        assert list(tmp_path.glob("*.part"))
+        web.line = Line()
+        (other,) = (reader for reader in readers if reader is not filling)
+        expected = TarReader(pack.path, "train", pack.digest).read(np.arange(205))
+        images = hashlib.sha256(b"".join(sample.image for sample in expected))
+        assert other.communicate(timeout=60)[0].split() == [images.hexdigest()]
     assert not list(tmp_path.glob("*.part"))
-    assert len(list(tmp_path.glob("*.shard"))) == len(pack.shards)
-    assert taken(tmp_path) == sum(sizes(pack))
+    assert len(list(tmp_path.glob("*.shard"))) == min(room, len(pack.shards))
+    assert max(seen) <= nbytes
 
 
-def _holds(pid: int, suffix: str) -> bool:
-    """Whether the process has a file of that name open."""
-    return any(str(link.readlink()).endswith(suffix) for link in Path(f"/proc/{pid}/fd").iterdir())
+def _holds(pid: int, *suffixes: str) -> bool:
+    """Whether the process has a file whose name ends so open."""
+    with suppress(OSError):  # it, or a file of its, is gone
+        return any(str(link.readlink()).endswith(suffixes) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_of_two_runs_one_is_killed_while_it_fills_and_the_other_is_right(
+    pack: SplitIndex, bucket: BadStorage, tmp_path: Path, ray_session: None
+) -> None:
+    url, folder = f"gs://{BUCKET}/cache", tmp_path / "cache"
+    for file in Path(pack.path).iterdir():
+        with storage.replacing(storage.join(url, file.name)) as copy:
+            copy.write(file.read_bytes())
+    stream = {"batch_size": 5, "block_bytes": "1MB", "timeout_s": 240}
+    cached = {"path": url, "cache": {"folder": str(folder), "bytes": sum(sizes(pack))}}
+    local = make_ledger(Config(data={"path": pack.path}, stream=stream), epochs=2, world_size=1)
+    (tmp_path / "other.yaml").write_text(json.dumps({"data": cached, "stream": stream | {"seed": 1}}))
+    command = [sys.executable, "-m", "rfstream.cli", "ledger", str(tmp_path / "other.yaml")]
+    bucket.line = Line(bytes_per_s=150_000)  # a few seconds a shard, so that both runs fill at once
+    other = subprocess.Popen([*command, "--out", str(tmp_path / "other")], cwd=ROOT)
+
+    def theirs() -> list[psutil.Process]:
+        return [psutil.Process(other.pid), *psutil.Process(other.pid).children(recursive=True)]
+
+    def ours() -> list[psutil.Process]:
+        return list({*psutil.Process().children(recursive=True)} - {*theirs()})
+
+    def until(some_hold: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not some_hold():
+            assert other.poll() is None, "the other run has ended"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def kill() -> None:
+        """Kill the other run, with all its processes, while one of them fills a shard and this one needs one too."""
+        until(lambda: any(_holds(process.pid, ".shard", ".part") for process in ours()))
+        until(lambda: any(_holds(process.pid, ".part") for process in theirs()))
+        for process in sorted(theirs(), key=lambda process: not _holds(process.pid, ".part")):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        other.wait()
+        assert list(folder.glob("*.part"))
+        bucket.line = Line()
+
+    until(lambda: any(_holds(process.pid, ".part") for process in theirs()))
+    loader = ray_loader(Config(data=cached, stream=stream, decode={"actors": (1, 1)}))
+    assert isinstance(loader, RankLoader)
+    with ThreadPoolExecutor() as beside, sampled(lambda: taken(folder), 0.002) as seen, loader:
+        killed = beside.submit(kill)
+        rows = [row for batch in loader for row in ledger_rows(batch, 0, 1)]
+        killed.result()
+        assert bucket.shard_paths
+        bucket.shard_paths.clear()
+        rows += [row for batch in loader for row in ledger_rows(batch, 0, 1)]
+        assert not bucket.shard_paths
+    assert first_difference(local, pa.Table.from_pylist(rows, schema=SCHEMA)) is None
+    assert max(seen) <= sum(sizes(pack)) == taken(folder)
 
 
 def test_a_stream_from_the_cache_is_the_local_one(

@@ -247,6 +247,10 @@ def test_ray_job_script_submits_a_file_of_the_image_with_its_options(tmp_path: P
     load_config(file, options[:1])
 
 
+def test_slurm_script_is_one_that_bash_reads() -> None:
+    subprocess.run(["bash", "-n", str(CLUSTER / "slurm.sbatch")], check=True)
+
+
 @pytest.mark.parametrize(
     "name", ["gcp.yaml", "kuberay-rayjob.yaml", "Dockerfile", "train.yaml", "episodes.yaml", "ray-job.sh"]
 )

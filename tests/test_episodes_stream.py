@@ -21,7 +21,7 @@ from rfstream.loader import EvaluationLoader, RankLoader, maker_of
 from rfstream.plan.order import Fragments, epoch_order
 from rfstream.plan.position import Position
 from rfstream.stream.pipeline import Pipeline
-from rfstream.stream.source import training_functions
+from rfstream.stream.source import StagedDecode, training_functions
 from rfstream.stream.wire import from_row
 from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
 
@@ -136,6 +136,20 @@ def test_interrupted_at_every_step_the_rest_is_the_same(dataset: Path, pool_size
     assert len(full) == pipeline.plan.windows.batches
     for step in range(pipeline.plan.windows.batches_per_rank):
         assert batches(Position(1, step)) == full[2 * step :]
+
+
+@pytest.mark.parametrize("name", ["ds_video", "ds_image"])
+def test_both_assemblies_make_the_same_batches(dataset: Path, name: str) -> None:
+    pipeline = training(config(dataset.parent / name, pool_size=5, delta_timestamps=WINDOWS, stream={"batch_size": 16}))
+    asked = (pipeline.plan, Position(0, 30), 1, 4, pipeline.reader)
+    fused = [row for function, _ in training_functions(*asked, pipeline.decode, None) for row in function()]
+    decode = StagedDecode(pipeline.reader, pipeline.decode, None)
+    counted = list(training_functions(*asked, None, None))
+    encoded = [list(function()) for function, _ in counted]
+    assert [len(rows) for rows in encoded] == [count for _, count in counted]
+    staged = [batch for rows in encoded for row in rows for batch in decode(row)]
+    assert len(staged) == len(fused) == 16
+    assert staged == fused
 
 
 # Through Ray

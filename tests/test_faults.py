@@ -99,7 +99,7 @@ def test_a_killed_coordinator_is_one_sentence_and_the_loader_goes_on(pack: Path,
     ("mode", "message"),
     [
         ("stall", r"http://.*\.tar: can't be read from byte \d+ to \d+: \d tries in \d+\.\d s, the last: no answer"),
-        ("cut", r"http://.*\.tar: sample \w+ ends at byte \d+ but the shard at \d+: it is truncated"),
+        ("cut", r"http://.*\.tar: sample \w+ ends at byte \d+ but the shard before that: it is truncated"),
     ],
 )
 def test_bad_storage_is_one_sentence_and_the_run_resumes(

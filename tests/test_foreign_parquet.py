@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from rfstream.cli import app
 from rfstream.config import Config
-from rfstream.dataset.foreign import index_parquet
+from rfstream.dataset.foreign import index_foreign
 from rfstream.dataset.index import SplitIndex, read_index
 from rfstream.dataset.pack import index_pack
 from rfstream.dataset.parquet import ParquetReader
@@ -86,7 +86,7 @@ def written(originals: list[EncodedSample], names: dict[int, str], tmp_path_fact
 
 @pytest.fixture(scope="module")
 def index(written: Path, tmp_path_factory: pytest.TempPathFactory) -> SplitIndex:
-    return index_parquet(str(written), "train", str(tmp_path_factory.mktemp("index")), {})
+    return index_foreign(str(written), "train", str(tmp_path_factory.mktemp("index")), {})
 
 
 def reader(index: SplitIndex) -> ParquetReader:
@@ -161,7 +161,7 @@ def test_remote_files_with_a_local_index(
     for name, data in files_in(written).items():
         CountingFileSystem().pipe(f"/hub/data/{name}", data)
     CountingFileSystem.requests.clear()
-    remote = index_parquet("counting://hub/data", "train", str(tmp_path), {})
+    remote = index_foreign("counting://hub/data", "train", str(tmp_path), {})
     assert sum(end - start for _, start, end in CountingFileSystem.requests) < 100_000  # no image among them
     assert (remote.shards, remote.digest, remote.shards_at) == (index.shards, index.digest, "counting://hub/data")
     assert [s.image for s in reader(remote).read(np.arange(COUNT))] == [s.image for s in originals]
@@ -188,7 +188,7 @@ def test_an_index_does_not_say_where_shards_are(index: SplitIndex, tmp_path: Pat
 def test_an_index_with_odd_columns_is_refused(index: SplitIndex, tmp_path: Path, columns: dict[str, str]) -> None:
     for name, data in files_in(Path(index.path)).items():
         (tmp_path / name.replace(index.generation, "0" * 8)).write_bytes(data)
-    document = json.loads((tmp_path / "train-index.json").read_text()) | {"parquet_columns": columns}
+    document = json.loads((tmp_path / "train-index.json").read_text()) | {"columns": columns}
     (tmp_path / "train-index.json").write_text(json.dumps(document))
     changed = read_index(str(tmp_path), "train", index.shards_at)
     for table in tmp_path.glob("*.parquet"):
@@ -203,21 +203,21 @@ def test_indexing_again_replaces_tables_and_packing_leaves_the_files(
     files = files_in(written)
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    first = index_parquet(str(tmp_path), "train", str(tmp_path), {})
+    first = index_foreign(str(tmp_path), "train", str(tmp_path), {})
     assert first.shards_at == first.path == str(tmp_path)
     (tmp_path / first.shards[1]).unlink()
-    second = index_parquet(str(tmp_path), "train", str(tmp_path), {})
+    second = index_foreign(str(tmp_path), "train", str(tmp_path), {})
     assert second.num_samples == 30 and second.digest != first.digest
     tables = {f"train-{second.generation}.{table}.parquet" for table in ("samples", "fragments")}
     assert set(files_in(tmp_path)) == {*second.shards, "train-index.json", *tables}
     with pytest.raises(DatasetError, match=r"did not write; run `rfstream index FILES train --output .*` again"):
         index_pack(str(tmp_path), "train")
-    with pytest.raises(DatasetError, match="split 'train' is Parquet that rfstream did not write"):
+    with pytest.raises(DatasetError, match="split 'train' has shards that rfstream did not write"):
         check(str(tmp_path), progress=False)
     pack_here(shared_data / "coco_cc", tmp_path, COUNT)
     assert (tmp_path / first.shards[0]).read_bytes() == files[first.shards[0]]
     with pytest.raises(DatasetError, match="holds a pack of split 'train'; give another folder"):
-        index_parquet(str(tmp_path / "train-0*.parquet"), "train", str(tmp_path), {})
+        index_foreign(str(tmp_path / "train-0*.parquet"), "train", str(tmp_path), {})
 
 
 def test_an_empty_row_group_is_passed_over(written: Path, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_empty_row_group_is_passed_over(written: Path, tmp_path: Path) -> Non
     with pq.ParquetWriter(tmp_path / "train.parquet", table.schema) as writer:
         for part in (table.slice(0, 2), table.slice(0, 0), table.slice(2, 3)):
             writer.write_table(part)
-    index = index_parquet(str(tmp_path), "train", str(tmp_path / "index"), {})
+    index = index_foreign(str(tmp_path), "train", str(tmp_path / "index"), {})
     assert (len(index.fragments()), index.num_samples) == (2, 5)
     assert [s.image for s in reader(index).read(np.arange(5))] == [i["bytes"] for i in table["image"][:5].to_pylist()]
 
@@ -264,7 +264,7 @@ def test_files_that_can_not_be_understood_are_refused(
 ) -> None:
     file = change(written, tmp_path, edit)
     with pytest.raises(DatasetError, match=rf"^{file}: .*{sentence}"):
-        index_parquet(str(tmp_path), "train", str(tmp_path / "index"), {})
+        index_foreign(str(tmp_path), "train", str(tmp_path / "index"), {})
     assert not (tmp_path / "index").exists()
 
 
@@ -275,12 +275,12 @@ def test_labels_as_text_are_refused(written: Path, tmp_path: Path) -> None:
 
     file = change(written, tmp_path, texts)
     with pytest.raises(DatasetError, match=rf"^{file}: column 'objects.(bbox|category)' is list<.*>, not list<"):
-        index_parquet(str(tmp_path), "train", str(tmp_path / "index"), {})
+        index_foreign(str(tmp_path), "train", str(tmp_path / "index"), {})
 
 
 def test_images_that_are_only_named_are_refused(written: Path, tmp_path: Path) -> None:
     file = change(written, tmp_path, with_row(image={"bytes": None, "path": "a.jpg"}))
-    index = index_parquet(str(tmp_path), "train", str(tmp_path / "index"), {})
+    index = index_foreign(str(tmp_path), "train", str(tmp_path / "index"), {})
     with pytest.raises(SampleError, match=rf"^{file}: row 2: column 'image.bytes' is null: the file names its images"):
         reader(index).read(np.array([2]))
 
@@ -288,11 +288,11 @@ def test_images_that_are_only_named_are_refused(written: Path, tmp_path: Path) -
 def test_what_is_not_there_is_said(written: Path, tmp_path: Path) -> None:
     for path in (str(written), f"{written}/test-*.parquet"):
         with pytest.raises(DatasetError, match=r"no file test-.*\(train-00000-of-00002.parquet, train-00001"):
-            index_parquet(path, "test", str(tmp_path), {})
+            index_foreign(path, "test", str(tmp_path), {})
     with pytest.raises(DatasetError, match="can't be listed"):
-        index_parquet(str(tmp_path / "nowhere"), "train", str(tmp_path), {})
+        index_foreign(str(tmp_path / "nowhere"), "train", str(tmp_path), {})
     with pytest.raises(DatasetError, match="there is no column 'boxes' to name, only image, "):
-        index_parquet(str(written), "train", str(tmp_path), {"boxes": "objects.bbox"})
+        index_foreign(str(written), "train", str(tmp_path), {"boxes": "objects.bbox"})
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,10 @@ def test_the_job_fails_with_one_sentence(tmp_path: Path) -> None:
 def test_without_splits_all_are_packed_and_valid_becomes_val(shared_data: Path, tmp_path: Path) -> None:
     indexes = pack(str(shared_data / "bccd"), str(tmp_path / "pack"), progress=False)
     assert sorted(index.split for index in indexes) == ["test", "train", "val"]
+
+
+def test_the_bar_shows_images_bytes_and_the_time_left(
+    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(str(shared_data / "bccd"), str(tmp_path / "pack"), splits="train", max_shard_bytes=SMALL)
+    assert re.search(r"packing .* 205/205 images 4\.\d/4\.\d MB 0:00:00", capsys.readouterr().out)

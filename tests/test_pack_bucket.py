@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gcs import BUCKET
-from packing import SMALL, files_in, pack_small, start_job
+from packing import SMALL, files_in, in_bucket, pack_small, start_job
 
 from benchmarks.bad_storage import BadStorage, Line
+from benchmarks.killing import kill_worker
 from rfstream.dataset import storage
 from rfstream.dataset.index import read_index
 from rfstream.dataset.pack import pack
@@ -36,10 +38,6 @@ def line(bucket: BadStorage) -> Iterator[BadStorage]:
     bucket.requests.clear()
     yield bucket
     bucket.line, bucket.mode = Line(), "well"
-
-
-def in_bucket(url: str) -> dict[str, bytes]:
-    return {name: storage.read_bytes(storage.join(url, name)) for name in storage.sizes_in(url)}
 
 
 def test_a_pack_in_a_bucket_equals_the_local_one(shared_data: Path, local: dict[str, bytes], line: BadStorage) -> None:
@@ -70,27 +68,31 @@ def test_parquet_goes_into_a_bucket_as_onto_a_disk(shared_data: Path, tmp_path: 
     assert not any(name in in_bucket(url) for name in index.shards)
 
 
-def test_a_killed_pack_goes_on_where_it_was(shared_data: Path, local: dict[str, bytes], line: BadStorage) -> None:
-    url = f"gs://{BUCKET}/killed"
+def test_a_pack_killed_three_times_goes_on_where_it_was(
+    shared_data: Path, local: dict[str, bytes], line: BadStorage
+) -> None:
+    url, source = f"gs://{BUCKET}/killed", str(shared_data / "bccd")
     line.line = Line(latency_s=0.2)
-    job = start_job(str(shared_data / "bccd"), url, "--splits", "train,valid:val", "--max-shard-bytes", str(SMALL))
-    deadline = time.monotonic() + 120
-    while len(storage.sizes_in(url)) < 4:
-        assert job.poll() is None, job.communicate()[1]
-        assert time.monotonic() < deadline
-    job.send_signal(signal.SIGKILL)
-    job.wait()
-    done = storage.sizes_in(url)
-    assert 4 <= len(done) < len(local)
-    assert not [name for name in done if name.endswith(".json")]
-    line.line = Line()
+    for shards in (1, 8):
+        job = start_job(source, url, "--splits", "train,valid:val", "--max-shard-bytes", str(SMALL))
+        deadline = time.monotonic() + 120
+        while len(storage.sizes_in(url)) < shards:
+            assert job.poll() is None, job.communicate()[1]
+            assert time.monotonic() < deadline
+        job.send_signal(signal.SIGKILL)
+        job.wait()
     time.sleep(2)  # Ray's workers notice that their driver is gone
     done = storage.sizes_in(url)
-    line.requests.clear()
+    assert 8 <= len(done) < len(local) - 6  # without tables and indexes
+    assert not [name for name in done if name.endswith(".json")]
     with pytest.raises(DatasetError, match="does not exist: no split 'train' is packed there"):
         read_index(url, "train")
     written = {name: _generation(url, name) for name in done}
-    pack(str(shared_data / "bccd"), url, splits="train,valid:val", max_shard_bytes=SMALL, progress=False)
+    with ThreadPoolExecutor() as beside:
+        killed = beside.submit(kill_worker, "_upload", 60.0)
+        pack(source, url, splits="train,valid:val", max_shard_bytes=SMALL, progress=False)
+        assert killed.result()
+    line.line = Line()
     assert in_bucket(url) == local
     assert {name: _generation(url, name) for name in done} == written, "a finished shard was uploaded again"
 

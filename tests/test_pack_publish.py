@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from packing import ROOT, SMALL, files_in, pack_small, start_job
 
+from benchmarks.killing import pack_killed
 from rfstream.dataset.index import read_index
 from rfstream.dataset.pack import pack
 from rfstream.dataset.publish import staging
@@ -39,19 +39,18 @@ def test_packing_one_split_leaves_the_others_alone(shared_data: Path, tmp_path: 
     assert read_index(str(tmp_path), "train").num_samples == 55
 
 
-def test_a_pack_killed_while_it_writes_leaves_the_former_one(shared_data: Path, tmp_path: Path) -> None:
-    before = pack_small(shared_data / "coco_cc", tmp_path)
-    job = start_job(str(shared_data / "bccd"), str(tmp_path), "--splits", "train,valid:val", "--max-shard-bytes", "1")
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".rfstream-pack-*/*.tar")):
-        assert job.poll() is None, job.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    job.send_signal(signal.SIGKILL)
-    job.wait()
-    assert list(tmp_path.glob(".rfstream-pack-*"))
-    assert files_in(tmp_path) == before
-    assert pack_small(shared_data / "coco_cc", tmp_path) == before
+def test_a_pack_killed_three_times_is_the_former_one_until_it_is_whole(shared_data: Path, tmp_path: Path) -> None:
+    source, killed = str(shared_data / "bccd"), tmp_path / "killed"
+    before = pack_small(shared_data / "coco_cc", killed)
+
+    def start() -> subprocess.Popen[str]:
+        assert files_in(killed) == before
+        return start_job(source, str(killed), "--splits", "train,valid:val", "--max-shard-bytes", "30000")
+
+    pack_killed(start, killed, [("driver", 3), ("driver", 90), ("worker", 40)], within_s=120)
+    pack(source, str(tmp_path / "undisturbed"), splits="train,valid:val", max_shard_bytes=30_000, progress=False)
+    assert files_in(killed) == files_in(tmp_path / "undisturbed")
+    assert not list(killed.glob(".rfstream-pack-*"))
 
 
 KILLED_IN_PUBLISH = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def test_an_unreadable_annotation_file_is_refused(tiny: Path, tmp_path: Path, te
     (tiny / "_annotations.coco.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DatasetError, match=r"_annotations.coco.json: not a readable JSON file"):
         pack(str(tiny.parent), str(tmp_path / "out"), progress=False)
+
+
+def test_annotations_that_find_no_room_on_disk_are_refused(tiny: Path) -> None:
+    files = SplitFiles("train", tiny / "_annotations.coco.json", tiny)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(DatasetError, match=r"annotations can't be kept here .* \(File too large\); make room, or"):
+            read_split(files, "remap").items[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_an_image_that_changes_under_way_fails_the_pack(tiny: Path, tmp_path: Path) -> None:

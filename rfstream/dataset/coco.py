@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from rfstream.dataset import storage
+from rfstream.dataset.annotations import Annotations
 from rfstream.dataset.document import Document, SplitSource, checked, split_source
 from rfstream.dataset.index import CategoryIds
+from rfstream.dataset.json_stream import NoObjectError, members, open_text
 from rfstream.errors import DatasetError
 
 ROBOFLOW_FILE = "_annotations.coco.json"
 LOOKED_FOR = f"SPLIT/{ROBOFLOW_FILE} (Roboflow) nor annotations/instances_SPLIT.json (COCO)"
 _COCO, _ROBOFLOW = "annotations/instances_*.json", f"*/{ROBOFLOW_FILE}"
+_OF_IMAGE = ("id", "file_name", "width", "height")
 _JSON_FILES = ("*.json", "annotations/*.json")
 
 
@@ -86,26 +89,81 @@ def read_split(files: SplitFiles, category_ids: CategoryIds) -> SplitSource:
 def _document(path: Path, images: Path) -> Document:
     if not path.is_file():
         raise DatasetError(f"{path}: no such annotation file")
+    found = _read(path)
+    if "images" not in found:
+        raise _not_coco(path, ", ".join(map(repr, list(found)[:6])))
+    annotations = found.get("annotations", Annotations())
+    categories = _objects(path, found, "categories")
+    entries = _objects(path, found, "images")
+    if not isinstance(annotations, Annotations):
+        raise _no_list(path, "annotations")
+    return Document(path, images, entries, annotations, categories)
+
+
+def _not_coco(path: Path, found: str) -> DatasetError:
+    return DatasetError(f"{path}: has no 'images' list (found {found}), so it is no COCO dataset; convert it first")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The members of a COCO file, of which only images and categories are in memory; None for those that are unused."""
+    found: dict[str, Any] = {}
+    with storage.explained(str(path), "read"), storage.open_binary(str(path)) as file:
+        try:
+            for key, value in members(open_text(file)):
+                found[key] = _kept(key, value)
+        except NoObjectError:
+            raise _other(path) from None
+        except (ValueError, RecursionError) as error:
+            raise storage.not_json(str(path), error) from None
+    return found
+
+
+def _kept(key: str, value: object) -> object:
+    """What is kept of a member: a list is an iterator that has not begun."""
+    if key == "annotations" and isinstance(value, Iterator):
+        return _annotations(value)
+    if key == "images" and isinstance(value, Iterator):
+        return [_used(image) for image in value]
+    if key == "categories" and isinstance(value, Iterator):
+        return list(value)
+    return None
+
+
+def _used(image: object) -> object:
+    """An image without what a pack has no place for, such as URLs: there may be millions."""
+    return {name: image[name] for name in _OF_IMAGE if name in image} if isinstance(image, dict) else image
+
+
+def _annotations(entries: Iterator[object]) -> Annotations | None:
+    """The entries of a list, if all of them are objects."""
+    annotations = Annotations()
+    for entry in entries:
+        if not isinstance(entry, dict):
+            return None
+        annotations.append(entry)
+    return annotations
+
+
+def _other(path: Path) -> DatasetError:
+    """What is wrong with a file that holds no object."""
     document = storage.read_json(str(path))
-    if isinstance(document, list):
-        kind = "a list of detection results" if document and isinstance(document[0], dict) else "a list"
-        raise DatasetError(
-            f"{path}: {kind}, not a COCO dataset; give the file that has 'images', 'annotations' and 'categories'"
-        )
-    if not isinstance(document, dict) or "images" not in document:
-        keys = ", ".join(map(repr, list(document)[:6])) if isinstance(document, dict) else type(document).__name__
-        raise DatasetError(f"{path}: has no 'images' list (found {keys}), so it is no COCO dataset; convert it first")
-    categories = _objects(path, document, "categories")
-    return Document(
-        path, images, _objects(path, document, "images"), _objects(path, document, "annotations"), categories
+    if not isinstance(document, list):
+        return _not_coco(path, type(document).__name__)
+    kind = "a list of detection results" if document and isinstance(document[0], dict) else "a list"
+    return DatasetError(
+        f"{path}: {kind}, not a COCO dataset; give the file that has 'images', 'annotations' and 'categories'"
     )
 
 
-def _objects(path: Path, document: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    value = document.get(field, [])
+def _objects(path: Path, found: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    value = found.get(field, [])
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise DatasetError(f"{path}: '{field}' is not a list of objects; correct the file")
+        raise _no_list(path, field)
     return value
+
+
+def _no_list(path: Path, field: str) -> DatasetError:
+    return DatasetError(f"{path}: '{field}' is not a list of objects; correct the file")
 
 
 def _joined(documents: Sequence[Document]) -> list[Document]:
@@ -113,15 +171,15 @@ def _joined(documents: Sequence[Document]) -> list[Document]:
     categories = _all_categories(documents)
     _check_apart(documents)
     images = _distinct_ids([[image["id"] for image in document.images] for document in documents])
-    annotations = _distinct_ids([[a["id"] for a in d.annotations if a.get("id") is not None] for d in documents])
+    annotations = _distinct_ids([document.annotations.ids.tolist() for document in documents])
     return [
         replace(
             document,
             images=[image | {"id": image_ids[image["id"]]} for image in document.images],
-            annotations=[
+            annotations=Annotations(
                 a | {"image_id": image_ids[a["image_id"]]} | ({"id": ids[a["id"]]} if a.get("id") is not None else {})
                 for a in document.annotations
-            ],
+            ),
             categories=categories,
         )
         for document, image_ids, ids in zip(documents, images, annotations, strict=True)

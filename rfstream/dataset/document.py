@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import stat
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from rfstream.dataset import tables
+from rfstream.dataset.annotations import Annotations, distinct
 from rfstream.dataset.index import IMAGE_EXTENSIONS, CategoryIds, check_categories, check_inside
-from rfstream.dataset.shards import Item
+from rfstream.dataset.items import Items, Planned, sidecar_sizes
+from rfstream.dataset.values import is_int64, pixels, short
 from rfstream.errors import DatasetError
+from rfstream.plan.keys import IntArray
 
 PICTURES = (*IMAGE_EXTENSIONS, "avif", "dng", "gif", "heic", "heif", "jp2", "mpo", "tif", "tiff")
 """Extensions of images. Those that can't be packed are found as well, to be refused and not left out in silence."""
@@ -35,7 +39,7 @@ class Document:
     file: Path
     folder: Path
     images: list[dict[str, Any]]
-    annotations: list[dict[str, Any]]
+    annotations: Annotations
     categories: list[dict[str, Any]]
 
 
@@ -46,7 +50,7 @@ class SplitSource:
     split: str
     categories: list[dict[str, Any]]
     annotated_category_ids: list[int]
-    items: list[Item]
+    items: Items
 
 
 def checked(document: Document, category_ids: CategoryIds) -> Document:
@@ -61,9 +65,8 @@ def checked(document: Document, category_ids: CategoryIds) -> Document:
     check_categories(str(file), document.categories, category_ids)
     for position, image in enumerate(images):
         _check_image(file, position, image)
-    ids = _distinct(file, "images", images)
-    _distinct(file, "annotations", document.annotations)
-    _check_annotations(file, document.annotations, {category["id"] for category in document.categories}, ids)
+    ids = distinct(file, "images", (image["id"] for image in images))
+    document.annotations.check(file, {category["id"] for category in document.categories}, ids)
     return document
 
 
@@ -73,33 +76,15 @@ def split_source(split: str, documents: Sequence[Document]) -> SplitSource:
     Raises:
         DatasetError: if an image file is absent or empty; names its document.
     """
-    items = [item for document in documents for item in _items(document)]
-    annotated = {annotation["category_id"] for document in documents for annotation in document.annotations}
-    return SplitSource(split, documents[0].categories, sorted(annotated), items)
-
-
-def _items(document: Document) -> Iterable[Item]:
-    by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in document.annotations:
-        by_image[annotation["image_id"]].append(annotation)
-    sizes = _sizes(document.file, document.folder, [image["file_name"] for image in document.images])
-    for image, size in zip(document.images, sizes, strict=True):
-        yield _item(document.folder, image, size, by_image.get(image["id"], []))
-
-
-def _is_int64(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-
-
-def _is_number(value: object) -> bool:
-    """Whether ``value`` is a JSON number that a float32 tensor can hold as finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38 and value == value
+    items = Items(planned for document in documents for planned in _planned(document))
+    annotated = np.unique(np.concatenate([document.annotations.category_ids for document in documents]))
+    return SplitSource(split, documents[0].categories, annotated.tolist(), items)
 
 
 def _check_image(path: Path, position: int, image: Mapping[str, Any]) -> None:
     """Refuse an image whose id or file can't be used."""
     number, name = image.get("id"), image.get("file_name")
-    if not _is_int64(number):
+    if not is_int64(number):
         raise DatasetError(f"{path}: images[{position}] has id {short(number)}; every image needs an integer id")
     if not isinstance(name, str):
         raise DatasetError(
@@ -113,71 +98,8 @@ def _check_image(path: Path, position: int, image: Mapping[str, Any]) -> None:
         )
 
 
-def _distinct(path: Path, what: str, entries: list[dict[str, Any]]) -> set[int]:
-    """The ids of the entries that have one.
-
-    Raises:
-        DatasetError: if one is no integer, or two are the same.
-    """
-    ids: set[int] = set()
-    for position, entry in enumerate(entries):
-        number = entry.get("id")
-        if number is None:
-            continue
-        if not _is_int64(number):
-            raise DatasetError(f"{path}: {what}[{position}] has id {short(number)}; make it an integer")
-        if number in ids:
-            raise DatasetError(f"{path}: two {what} have the id {number}; give each its own id")
-        ids.add(number)
-    return ids
-
-
 def _extension(name: str) -> str:
     return PurePosixPath(name).suffix.lower().removeprefix(".")
-
-
-def _check_annotations(path: Path, annotations: list[dict[str, Any]], categories: set[int], images: set[int]) -> None:
-    """Refuse annotations that RF-DETR's or our own targets can't be made of; names the first and counts its like."""
-    faults = [(a, fault) for a in enumerate(annotations) if (fault := _fault(a[1], categories, images))]
-    if not faults:
-        return
-    (position, first), (field, text) = faults[0]
-    like = sum(other == field for _, (other, _) in faults)
-    if all(annotation.get("bbox") is None for annotation in annotations):
-        keys = ", ".join(map(repr, list(first)[:6]))
-        raise DatasetError(
-            f"{path}: no annotation of {len(annotations)} has a bbox (they have {keys}), "
-            "so it is no detection dataset; convert it first"
-        )
-    name = f"annotation {first['id']!r}" if "id" in first else f"annotations[{position}]"
-    more = f" (and {like - 1} more like it)" if like > 1 else ""
-    raise DatasetError(f"{path}: {name}{more}: {field} is {short(first.get(field))}, {text}")
-
-
-def _fault(annotation: Mapping[str, Any], categories: set[int], images: set[int]) -> tuple[str, str] | None:
-    """The field that is wrong with an annotation and what to do about it, or None."""
-    box, crowd = annotation.get("bbox"), annotation.get("iscrowd", 0)
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
-        return "bbox", "not [x, y, width, height] in finite numbers; correct it, or take the annotation out"
-    if not _is_known(annotation.get("category_id"), categories):
-        return "category_id", "the id of no category; correct it, or add the category"
-    if not _is_known(annotation.get("image_id"), images):
-        return "image_id", "the id of no image; correct it, or take the annotation out"
-    if not _is_number(annotation.get("area")):
-        return "area", "not a finite number; give it the object's area in pixels"
-    if isinstance(crowd, float) or crowd not in (0, 1):
-        return "iscrowd", "neither 0 nor 1; correct it"
-    return None
-
-
-def _is_known(value: object, ids: set[int]) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value in ids
-
-
-def short(value: object) -> str:
-    """``value`` for a message, in at most 60 characters."""
-    text = "absent" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _sizes(file: Path, folder: Path, names: list[str]) -> list[int]:
@@ -213,19 +135,28 @@ def _file_sizes(folder: Path, names: list[str]) -> list[int | None]:
     return sizes
 
 
-def _item(folder: Path, image: Mapping[str, Any], size: int, annotations: list[dict[str, Any]]) -> Item:
-    name = image["file_name"]
-    sidecar = {"image_id": image["id"], "file_name": name, "annotations": annotations}
-    width, height = (_pixels(image.get(side)) for side in ("width", "height"))
-    data = json.dumps(sidecar).encode()
-    if len(data) > tables.MAX_SIDECAR:
-        raise DatasetError(
-            f"{folder}/{name}: its {len(annotations):,} annotations take {len(data):,} bytes as JSON and one image's "
-            f"may take {tables.MAX_SIDECAR:,}; simplify their outlines, or take some out"
-        )
-    return Item(f"{folder}/{name}", _extension(name), size, data, width, height, len(annotations))
+def _planned(document: Document) -> Iterator[Planned]:
+    """The samples of a document in the order of its images."""
+    rows, first, last = _by_image(document)
+    ends = np.concatenate([[0], np.cumsum(document.annotations.sizes[rows])])
+    about = [json.dumps({"image_id": i["id"], "file_name": i["file_name"]})[:-1].encode() for i in document.images]
+    sizes = sidecar_sizes(np.array([len(data) for data in about]), ends[last] - ends[first], last - first)
+    files = _sizes(document.file, document.folder, [image["file_name"] for image in document.images])
+    for at, (image, size, sidecar_size) in enumerate(zip(document.images, files, sizes.tolist(), strict=True)):
+        name, own = image["file_name"], rows[first[at] : last[at]]
+        path = f"{document.folder}/{name}"
+        if sidecar_size > tables.MAX_SIDECAR:
+            raise DatasetError(
+                f"{path}: its {len(own):,} annotations take {sidecar_size:,} bytes as JSON and one image's "
+                f"may take {tables.MAX_SIDECAR:,}; simplify their outlines, or take some out"
+            )
+        width, height = (pixels(image.get(side)) for side in ("width", "height"))
+        yield Planned(path, _extension(name), size, width, height, about[at], document.annotations, own, sidecar_size)
 
 
-def _pixels(value: object) -> int | None:
-    """A plausible image side, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
+def _by_image(document: Document) -> tuple[IntArray, IntArray, IntArray]:
+    """Numbers of the annotations by image, and where those of each image begin and end among them, int64 (n,) each."""
+    stated = document.annotations.image_ids
+    rows = np.argsort(stated, kind="stable")
+    ids = np.array([image["id"] for image in document.images], dtype=np.int64)
+    return rows, np.searchsorted(stated, ids, "left", rows), np.searchsorted(stated, ids, "right", rows)

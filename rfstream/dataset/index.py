@@ -23,6 +23,8 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 CategoryIds = Literal["remap", "raw"]
 PackFormat = Literal["tar", "parquet"]
 """What the shards of a pack are; also the extension of their names."""
+PackIds = tuple[tuple[tuple[int, int], ...], ...]
+"""For each pack of a mixture by number, category ids in the pack and in the mixture."""
 
 # Under "raw" the label is the category id, and a model has one output for each id up to the largest.
 _MAX_RAW_ID = 1_000_000
@@ -43,7 +45,7 @@ class _IndexFile(BaseModel):
     annotated_category_ids: list[int] = []
     category_ids: CategoryIds = "remap"
     samples_per_shard: list[_Count] = []
-    parquet_columns: dict[str, str] | None = None
+    columns: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class SplitIndex:
         generation: token in the names of the split's shards and tables.
         digest: first 16 hex digits of the SHA-256 of the index file.
         shards_at: folder or URL that the names of the shards are relative to.
-        columns: column of the convention -> column of the shards, of Parquet files that ``rfstream index`` found and
-            rfstream did not write; else None.
+        columns: of shards that ``rfstream index`` found and rfstream did not write, column of the convention -> column
+            of a Parquet file, or path in the JSON of a tar's samples; else None.
         deadline_s: how long reading one of the split's files may take, seconds.
     """
 
@@ -86,6 +88,22 @@ class SplitIndex:
         """What the shards are, as their names say."""
         return "parquet" if self.shards[0].endswith(".parquet") else "tar"
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether one sample is read as cheaply as many: its shard is on this machine, and not read by whole row
+        groups, as Parquet that others wrote is."""
+        by_groups = self.format == "parquet" and self.columns is not None
+        return storage.local_path(self.shards_at) is not None and not by_groups
+
+    @property
+    def pack_ids(self) -> PackIds:
+        """None: the split is of one pack, and its category ids are the pack's."""
+        return ()
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be equal for the same rows to be the same samples, with the same labels."""
+        return {"pack": self.digest}
+
     def ids(self) -> list[int]:
         """Category ids in the order of ``categories``."""
         return [int(category["id"]) for category in self.categories]
@@ -107,10 +125,6 @@ class SplitIndex:
         for category_id, label in labels.items():
             names[label] = by_id[category_id]
         return names
-
-    def fingerprint(self) -> Fingerprint:
-        """What must be equal for equal rows to mean equal samples."""
-        return {"pack": self.digest}
 
     def fragments(self) -> Fragments:
         """Contiguous runs of samples of about 8 MiB, in pack order.
@@ -272,10 +286,10 @@ def _build(
         annotated_category_ids=tuple(raw.annotated_category_ids),
         category_ids=raw.category_ids,
         samples_per_shard=tuple(counts),
-        generation=match.group(1) if match and raw.parquet_columns is None else digest[:8],
+        generation=match.group(1) if match and raw.columns is None else digest[:8],
         digest=digest,
         shards_at=shards_at,
-        columns=raw.parquet_columns,
+        columns=raw.columns,
         deadline_s=deadline_s,
     )
 

@@ -16,39 +16,21 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rfstream.dataset import coco, storage
-from rfstream.dataset.convention import Convention
 from rfstream.dataset.document import SplitSource
 from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex, check_split, read_index
 from rfstream.dataset.layouts import Layout, SplitFiles, find_splits, read_split
 from rfstream.dataset.parquet_shards import write_parquet_shard
 from rfstream.dataset.publish import describe_pack, publish, publish_remote, remove_dead, staging
 from rfstream.dataset.scan import scan
-from rfstream.dataset.shards import Item, WrittenShard, write_shard
+from rfstream.dataset.shard_plan import ShardPlan, plan_shards
+from rfstream.dataset.shards import WrittenShard, write_shard
 from rfstream.dataset.tables import write_tables
 from rfstream.errors import DatasetError
-from rfstream.plan.keys import permutation
 
 MAX_SHARD_BYTES = 100 * 1024 * 1024
 _SCAN_THREADS = 8
 _logger = logging.getLogger("rfstream")
 _CANCEL_SECONDS = 30.0  # how long to wait for running tasks to stop when one has failed
-
-
-@dataclass(frozen=True)
-class _ShardPlan:
-    """One task: which samples go into shard ``number``; ``first`` is the row of the first.
-
-    ``convention`` says how they become rows of Parquet; without one the shard is a tar.
-    """
-
-    number: int
-    first: int
-    items: list[Item]
-    convention: Convention | None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(item.size for item in self.items)
 
 
 @dataclass(frozen=True)
@@ -60,7 +42,7 @@ class _Measured:
 
 
 T = TypeVar("T")
-_Job = tuple[int, _ShardPlan]  # number of the split, and a shard of it
+_Job = tuple[int, ShardPlan]  # number of the split, and a shard of it
 _Staged = tuple[str, dict[str, Any], list[WrittenShard]]  # generation, index and shards of a split
 
 
@@ -113,17 +95,13 @@ def pack(
         raise DatasetError(f"max_shard_bytes is {max_shard_bytes}; give a positive number of bytes")
     chosen = _choose(_folder(source), layout, splits, annotations, images)
     sources = [read_split(files, category_ids) for files in chosen]
-    conventions = [_convention(split, format) for split in sources]
-    plans = [
-        _plan(_ordered(split.items, shuffle_seed), max_shard_bytes, convention)
-        for split, convention in zip(sources, conventions, strict=True)
-    ]
+    plans = [plan_shards(split, max_shard_bytes, format, shuffle_seed) for split in sources]
     if storage.local_path(output) is None:
         indexes = _pack_remote(output, sources, plans, category_ids, format, progress)
     else:
         destination = _folder(output)
         with staging(destination) as folder:
-            written = _each_shard(_write, lambda job: (str(folder), job[1]), plans, "packing", progress)
+            written = _each_shard(_write, lambda job: (str(folder), job[1].loaded()), plans, "packing", progress)
             staged = _described(sources, written, category_ids, format)
             indexes = [publish(destination, folder, *one) for one in staged]
     if clean:
@@ -134,7 +112,7 @@ def pack(
 def _pack_remote(
     url: str,
     sources: Sequence[SplitSource],
-    plans: Sequence[Sequence[_ShardPlan]],
+    plans: Sequence[Sequence[ShardPlan]],
     category_ids: CategoryIds,
     format: PackFormat,
     progress: bool,
@@ -145,17 +123,17 @@ def _pack_remote(
     that did not end: the name says what is in it, and it appeared as a whole.
     """
     there = storage.sizes_in(url)
-    measured = _each_shard(_measure, lambda job: (job[1],), plans, "reading", progress)
+    measured = _each_shard(_measure, lambda job: (job[1].loaded(),), plans, "reading", progress)
     staged = _described(sources, [[one.shard for one in of_split] for of_split in measured], category_ids, format)
     missing = [
         [plan for plan in of_split if there.get(index["shards"][plan.number]) != sizes[plan.number].nbytes]
         for of_split, sizes, (_, index, _) in zip(plans, measured, staged, strict=True)
     ]
 
-    def arguments(job: _Job) -> tuple[str, str, _ShardPlan]:
+    def arguments(job: _Job) -> tuple[str, str, ShardPlan]:
         _, index, shards = staged[job[0]]
         number = job[1].number
-        return storage.join(url, index["shards"][number]), shards[number].digest, job[1]
+        return storage.join(url, index["shards"][number]), shards[number].digest, job[1].loaded()
 
     _each_shard(_upload, arguments, missing, "uploading", progress)
     return [publish_remote(url, *one) for one in staged]
@@ -236,35 +214,10 @@ def _pair(part: str) -> tuple[str, str]:
     return check_split(on_disk), check_split(name or on_disk)
 
 
-def _ordered(items: list[Item], shuffle_seed: int | None) -> list[Item]:
-    if shuffle_seed is None:
-        return items
-    return [items[i] for i in permutation(len(items), "rfstream.pack", shuffle_seed)]
-
-
-def _convention(split: SplitSource, format: PackFormat) -> Convention | None:
-    """How the samples of ``split`` become rows, if they do."""
-    if format == "tar":
-        return None
-    return Convention.of(split.categories, (item.sidecar for item in split.items))
-
-
-def _plan(items: Sequence[Item], max_shard_bytes: int, convention: Convention | None) -> list[_ShardPlan]:
-    """Cut the samples into shards, alike in any format; one ends with the sample that reaches ``max_shard_bytes``."""
-    plans: list[_ShardPlan] = []
-    first, nbytes = 0, 0
-    for row, item in enumerate(items):
-        nbytes += item.tar_bytes
-        if nbytes >= max_shard_bytes or row == len(items) - 1:
-            plans.append(_ShardPlan(len(plans), first, list(items[first : row + 1]), convention))
-            first, nbytes = row + 1, 0
-    return plans
-
-
 def _each_shard(
     task: Callable[..., T],
     arguments: Callable[[_Job], tuple[Any, ...]],
-    plans: Sequence[Sequence[_ShardPlan]],
+    plans: Sequence[Sequence[ShardPlan]],
     doing: str,
     progress: bool,
 ) -> list[list[T]]:
@@ -315,7 +268,7 @@ def _run(
             ray.wait(list(running), num_returns=len(running), timeout=_CANCEL_SECONDS)
 
 
-def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
+def _write(folder: str, plan: ShardPlan) -> WrittenShard:
     """The task. Each attempt writes a file of its own, so a retry never meets what a lost worker still writes."""
     path = Path(folder) / uuid.uuid4().hex
     if plan.convention is None:
@@ -323,14 +276,14 @@ def _write(folder: str, plan: _ShardPlan) -> WrittenShard:
     return write_parquet_shard(path.with_suffix(".parquet"), plan.number, plan.first, plan.items, plan.convention)
 
 
-def _measure(plan: _ShardPlan) -> _Measured:
+def _measure(plan: ShardPlan) -> _Measured:
     """The task that writes a shard to know its digest."""
     with tempfile.TemporaryDirectory(prefix="rfstream-pack-") as folder:
         shard = _write(folder, plan)
         return _Measured(shard, (Path(folder) / shard.file).stat().st_size)
 
 
-def _upload(url: str, digest: str, plan: _ShardPlan) -> None:
+def _upload(url: str, digest: str, plan: ShardPlan) -> None:
     """The task that writes a shard to upload it."""
     with tempfile.TemporaryDirectory(prefix="rfstream-pack-") as folder:
         shard = _write(folder, plan)
@@ -339,7 +292,7 @@ def _upload(url: str, digest: str, plan: _ShardPlan) -> None:
         storage.upload(Path(folder) / shard.file, url)
 
 
-def _result(ref: Any, plan: _ShardPlan) -> Any:
+def _result(ref: Any, plan: ShardPlan) -> Any:
     import ray
 
     try:
@@ -371,7 +324,7 @@ def index_pack(path: str, split: str) -> SplitIndex:
     """
     index = read_index(path, split)
     if index.columns is not None:
-        raise DatasetError(f"{path}: split {split!r} is Parquet that rfstream did not write; {index.reindex}")
+        raise DatasetError(f"{path}: split {split!r} has shards that rfstream did not write; {index.reindex}")
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         shards = list(pool.map(lambda i: scan(index, i), range(len(index.shards))))
     counts = [len(samples) for samples, _ in shards]

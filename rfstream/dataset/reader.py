@@ -33,6 +33,7 @@ class EncodedSample:
 
     ``row`` is its row in the index, ``offset`` the byte of the shard where the image begins. ``width`` and ``height``
     are what the dataset's annotations said of the image, in pixels; None where they did not, or the pack does not tell.
+    ``pack`` is the number of its pack in a mixture.
     """
 
     shard: str
@@ -43,37 +44,25 @@ class EncodedSample:
     offset: int
     width: int | None = None
     height: int | None = None
+    pack: int = 0
 
 
-class SampleReader(ABC):
-    """Reads samples of one split by their row in the index.
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+        ("pack", pa.int64()),
+    ]
+)
+"""What a row of encoded samples says of each beside its bytes."""
 
-    It pickles to its arguments, so it travels with a task; index, rows and open files are loaded on first use in each
-    process and stay bounded.
 
-    Args:
-        path: folder or fsspec URL of the pack.
-        split: name of the split.
-        digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
-        shards_at: where the shards are, if they are not at ``path``.
-        deadline_s: how long one file or range of a remote pack may take, seconds.
-        cache: where to keep remote shards.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        split: str,
-        digest: str,
-        shards_at: str | None = None,
-        deadline_s: float = DEADLINE_S,
-        cache: ShardCache | None = None,
-    ) -> None:
-        self._arguments = (str(path), split, digest, shards_at, deadline_s, cache)
-        self._files = PackFiles(*self._arguments)
-
-    def __reduce__(self) -> tuple[type[SampleReader], tuple[Any, ...]]:
-        return type(self), self._arguments
+class PackedSamples(ABC):
+    """What readers of one pack and of several share: how samples travel to a decode actor."""
 
     @abstractmethod
     def read(self, rows: IntArray) -> list[EncodedSample]:
@@ -110,17 +99,35 @@ class SampleReader(ABC):
         ]
 
 
-_PLACE = pa.struct(
-    [
-        ("shard", pa.string()),
-        ("key", pa.string()),
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-    ]
-)
-"""What a row of encoded samples says of each beside its bytes."""
+class SampleReader(PackedSamples):
+    """Reads samples of one split by their row in the index.
+
+    It pickles to its arguments, so it travels with a task; index, rows and open files are loaded on first use in each
+    process and stay bounded.
+
+    Args:
+        path: folder or fsspec URL of the pack.
+        split: name of the split.
+        digest: ``SplitIndex.digest`` of the pack that the rows were planned on.
+        shards_at: where the shards are, if they are not at ``path``.
+        deadline_s: how long one file or range of a remote pack may take, seconds.
+        cache: where to keep remote shards.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        split: str,
+        digest: str,
+        shards_at: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        cache: ShardCache | None = None,
+    ) -> None:
+        self._arguments = (str(path), split, digest, shards_at, deadline_s, cache)
+        self._files = PackFiles(*self._arguments)
+
+    def __reduce__(self) -> tuple[type[SampleReader], tuple[Any, ...]]:
+        return type(self), self._arguments
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,7 +2,8 @@
 
 Transient is what storage says of itself (408, 425, 429, 5xx), a connection that breaks or does not answer, and a body
 shorter than asked for. All else, refused credentials and absent files above all, is final at once. What a filesystem's
-own client does on top (gcsfs tries a request up to six times) happens inside one try here, and so within its time.
+own client does on top (gcsfs tries a request up to six times, botocore five) happens inside one try here, and so within
+its time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import http.client
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -53,6 +54,7 @@ _BROKEN = (
     requests.RequestException,
     ShortBodyError,
 )
+_BROKEN_NAMES = frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError"})
 _NO_CREDENTIALS = frozenset({"DefaultCredentialsError", "RefreshError", "NoCredentialsError"})
 """Classes of packages that may not be installed (google-auth, botocore), by name."""
 
@@ -130,12 +132,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> int | None:
     """The HTTP status behind ``error``: fsspec's filesystems wrap it in exceptions of their own."""
     for cause in _causes(error):
-        for value in (getattr(cause, "status", None), getattr(cause, "code", None)):
+        answer = getattr(cause, "response", None)  # botocore's
+        metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, Mapping) else {}
+        stated = (getattr(cause, "status", None), getattr(cause, "code", None), metadata.get("HTTPStatusCode"))
+        for value in stated:
             if str(value).isdecimal():
                 return int(str(value))
         if isinstance(cause, PermissionError) or (isinstance(cause, OSError) and str(cause).startswith("Forbidden")):
             return 403
-        if isinstance(cause, _BROKEN):
+        if _is_broken(cause):
             return None  # what lies below is the broken connection's, and aiohttp gives it a code too
     return None
 
@@ -144,7 +149,11 @@ def _is_transient(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return status in _TRANSIENT or status >= 500
-    return not _is_refused(error) and any(isinstance(cause, _BROKEN) for cause in _causes(error))
+    return not _is_refused(error) and any(map(_is_broken, _causes(error)))
+
+
+def _is_broken(cause: BaseException) -> bool:
+    return isinstance(cause, _BROKEN) or not _BROKEN_NAMES.isdisjoint(kind.__name__ for kind in type(cause).__mro__)
 
 
 def _is_refused(error: BaseException) -> bool:
@@ -157,5 +166,5 @@ def _reason(error: BaseException) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     if any(isinstance(cause, TimeoutError) for cause in _causes(error)):
         return "no answer"
-    broken = next((cause for cause in _causes(error) if isinstance(cause, _BROKEN)), error)
+    broken = next(filter(_is_broken, _causes(error)), error)
     return redacted(describe(broken))

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -38,13 +39,18 @@ class Item:
 
     @property
     def tar_bytes(self) -> int:
-        """What the sample takes up in a tar: two headers and two padded payloads."""
-        return self.tar_end + tables.padded(len(self.sidecar)) - len(self.sidecar)
+        """What the sample takes up in a tar."""
+        return tar_bytes(self.size, len(self.sidecar))
 
     @property
     def tar_end(self) -> int:
         """The same without what pads its last payload."""
         return 2 * tables.BLOCK + tables.padded(self.size) + len(self.sidecar)
+
+
+def tar_bytes(image_size: int, sidecar_size: int) -> int:
+    """What a sample takes up in a tar: two headers and two padded payloads."""
+    return 2 * tables.BLOCK + tables.padded(image_size) + tables.padded(sidecar_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,17 @@ class WrittenShard:
     samples: pa.Table
     fragments: pa.Table
     turned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSplit:
+    """A split that others wrote, as its shards tell: where columns are, as in ``SplitIndex``; its categories, and the
+    ids of those that annotations use, ascending; and each shard's tables."""
+
+    columns: dict[str, str]
+    categories: list[dict[str, Any]]
+    annotated_category_ids: list[int]
+    shards: list[WrittenShard]
 
 
 def write_shard(path: Path, number: int, first: int, items: Sequence[Item]) -> WrittenShard:
@@ -112,29 +129,62 @@ def scan_shard(url: str, number: int) -> pa.Table:
         DatasetError: if the tar is damaged, a member is no plain file or its name leaves the folder, or a sample lacks
             its image or a readable JSON; names shard and key.
     """
-    try:
-        with storage.open_binary(url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            members = (_plain(url, member) for member in tar if not member.isdir())
-            rows = [
-                (number, *_sample_row(f"{url}: sample {key}", tar, key, list(run)))
-                for key, run in groupby(members, key=lambda member: _split_name(member.name)[0])
-            ]
-    except (OSError, tarfile.TarError) as error:
-        raise DatasetError(f"{url}: not a whole tar file ({storage.describe(error)}); copy or pack it again") from error
+    with open_tar(url) as tar:
+        rows = [
+            (number, *_sample_row(f"{url}: sample {key}", tar, key, list(run)))
+            for key, run in groupby(members_of(url, tar), key=lambda member: split_name(member.name)[0])
+        ]
     if not rows:
         raise DatasetError(f"{url}: holds no samples; pack it again")
     return sample_table(rows)
 
 
-def _plain(url: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """``member``, if it is an ordinary file."""
-    check_inside(member.name, f"{url}: member")
-    if not member.isreg() or member.issparse():
-        raise DatasetError(f"{url}: member {member.name!r} is a link, device or sparse file; a shard holds plain files")
-    return member
+@contextmanager
+def open_tar(url: str) -> Iterator[tarfile.TarFile]:
+    """The tar at ``url``, of which headers are read and small members; a remote one by ranges, without what is large.
+
+    Raises:
+        DatasetError: if it can't be read; from within the block too.
+    """
+    try:
+        with (
+            storage.open_binary(url, buffer=storage.MAX_GAP) as file,
+            tarfile.open(fileobj=file, mode="r:") as tar,
+        ):
+            yield tar
+    except (OSError, tarfile.TarError) as error:
+        raise DatasetError(f"{url}: not a whole tar file ({storage.describe(error)}); copy or pack it again") from error
 
 
-def _split_name(name: str) -> tuple[str, str]:
+def members_of(
+    url: str, tar: tarfile.TarFile, skipped: Callable[[str], bool] = lambda name: False
+) -> Iterator[tarfile.TarInfo]:
+    """The files of the tar, in order, less directories and those whose name is to be ``skipped``.
+
+    Raises:
+        DatasetError: if a member is no plain file or its name leaves the folder.
+        tarfile.TarError: if the tar is damaged, or does not end as one does. (Where a header is damaged or cut,
+            ``tarfile`` ends without a word.)
+    """
+    for member in tar:
+        if member.isdir() or skipped(member.name):
+            continue
+        check_inside(member.name, f"{url}: member")
+        if not member.isreg() or member.issparse():
+            raise DatasetError(
+                f"{url}: member {member.name!r} is a link, device or sparse file; a shard holds plain files"
+            )
+        yield member
+    file, end = tar.fileobj, tar.offset
+    file.seek(end)
+    rest = file.read(storage.MAX_GAP)
+    if len(rest) < tables.BLOCK:
+        raise tarfile.ReadError(f"it ends at byte {end} without the mark that ends a tar")
+    if rest.count(0) < len(rest):
+        raise tarfile.ReadError(f"after byte {end} comes what is no header, or another tar was joined to it")
+
+
+def split_name(name: str) -> tuple[str, str]:
     """A member's key and extension: what stands before and after the first dot of its base name."""
     folder, slash, base = name.rpartition("/")
     stem, _, ext = base.partition(".")
@@ -143,7 +193,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _sample_row(where: str, tar: tarfile.TarFile, key: str, members: list[tarfile.TarInfo]) -> tuple[object, ...]:
     """The columns of a sample's row after ``shard``; width and height are not in the shard."""
-    by_ext = {_split_name(member.name)[1]: member for member in members}
+    by_ext = {split_name(member.name)[1]: member for member in members}
     ext = next((ext for ext in IMAGE_EXTENSIONS if ext in by_ext), None)
     if ext is None or "json" not in by_ext:
         kind = "JSON" if ext else f"image ({', '.join(IMAGE_EXTENSIONS)})"

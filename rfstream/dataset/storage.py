@@ -74,7 +74,7 @@ def make_folder(url: str) -> None:
     if local is None:
         ask(url, "made", DEADLINE_S, "makedirs", exist_ok=True)
         return
-    with _explained(url, "made"):
+    with explained(url, "made"):
         local.mkdir(parents=True, exist_ok=True)
 
 
@@ -98,7 +98,7 @@ def find_bytes(url: str, deadline_s: float = DEADLINE_S) -> bytes | None:
     """
     local = local_path(url)
     if local is not None:
-        with _explained(url, "read"):
+        with explained(url, "read"):
             return local.read_bytes() if local.exists() else None
 
     def attempt(timeout: float) -> bytes:
@@ -125,7 +125,12 @@ def read_json(url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it") from None
+        raise not_json(url, error) from None
+
+
+def not_json(url: str, error: Exception) -> DatasetError:
+    """What to say of a file at ``url`` that ``error`` says is no JSON."""
+    return DatasetError(f"{url}: not a readable JSON file ({describe(error)}); correct or replace it")
 
 
 def read_text(url: str) -> str:
@@ -148,7 +153,7 @@ def read_range(url: str, begin: int, end: int, deadline_s: float = DEADLINE_S) -
     """
     local = local_path(url)
     if local is not None:
-        with _explained(url, "read"), local.open("rb") as file:
+        with explained(url, "read"), local.open("rb") as file:
             file.seek(begin)
             return file.read(end - begin)
     shorts = 0
@@ -197,17 +202,19 @@ def read_near(
     return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
 
 
-def open_binary(url: str, deadline_s: float = DEADLINE_S) -> IO[bytes]:
+def open_binary(url: str, deadline_s: float = DEADLINE_S, buffer: int = _BUFFER) -> IO[bytes]:
     """A seekable binary file at ``url``, for reading; the caller closes it.
+
+    Of a remote one ``buffer`` bytes are read at once.
 
     Raises:
         DatasetError: if it can't be opened; of a remote one, from its reads too.
     """
     local = local_path(url)
     if local is not None:
-        with _explained(url, "read"):
+        with explained(url, "read"):
             return local.open("rb")
-    return io.BufferedReader(_RemoteFile(url, size_of(url, deadline_s), deadline_s), _BUFFER)
+    return io.BufferedReader(_RemoteFile(url, size_of(url, deadline_s), deadline_s), buffer)
 
 
 def size_of(url: str, deadline_s: float = DEADLINE_S) -> int:
@@ -238,7 +245,7 @@ def sizes_in(folder: str) -> dict[str, int]:
     """
     local = local_path(folder)
     if local is not None:
-        with _explained(folder, "listed"):
+        with explained(folder, "listed"):
             return {path.name: path.stat().st_size for path in local.iterdir() if path.is_file()}
     try:
         entries = ask(folder, "listed", DEADLINE_S, "ls", detail=True)
@@ -255,7 +262,7 @@ def remove(url: str) -> None:
     """
     local = local_path(url)
     if local is not None:
-        with _explained(url, "removed"):
+        with explained(url, "removed"):
             local.unlink(missing_ok=True)
         return
     with suppress(FileNotFoundError):
@@ -312,7 +319,7 @@ def replacing(url: str) -> Iterator[IO[bytes]]:
         DatasetError: if it can't be written.
     """
     local = local_path(url)
-    with _explained(url, "written"):
+    with explained(url, "written"):
         if local is not None:
             with _replacing_local(local) as file:
                 yield file
@@ -357,7 +364,7 @@ def _replacing_local(local: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _explained(url: str, what: str) -> Iterator[None]:
+def explained(url: str, what: str) -> Iterator[None]:
     """Turn what goes wrong with a file into one sentence. Who fills it has exceptions of its own, so all are taken."""
     try:
         yield

@@ -136,7 +136,7 @@ def read_fragments(url: str, num_samples: int, reindex: str, deadline_s: float =
 
 
 def read_crowds(url: str, reindex: str, deadline_s: float = DEADLINE_S) -> pa.Table:
-    """Rows of the samples that have crowd annotations: their JSON list, and width and height where they are known.
+    """The samples that have crowd annotations: their JSON list, width and height where they are known, and ``row``.
 
     Evaluation needs them, training never: they are apart from what a reader loads.
 
@@ -149,6 +149,7 @@ def read_crowds(url: str, reindex: str, deadline_s: float = DEADLINE_S) -> pa.Ta
             table = conform(pq.read_table(file, columns=schema.names), schema)
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable sample table ({storage.describe(error)}); {reindex}") from None
+    table = table.append_column("row", pa.array(np.arange(len(table))))
     return table.filter(table["crowds"].is_valid())
 
 

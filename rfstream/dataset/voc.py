@@ -17,7 +17,9 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from rfstream.dataset import storage
-from rfstream.dataset.document import PICTURES, Document, short
+from rfstream.dataset.annotations import Annotations
+from rfstream.dataset.document import PICTURES, Document
+from rfstream.dataset.values import short
 from rfstream.errors import DatasetError
 
 LOOKED_FOR = "Annotations/*.xml (Pascal VOC) or SPLIT/*.xml (Roboflow)"
@@ -126,7 +128,7 @@ def read_document(files: SplitFiles) -> Document:
     _check_there(files, stems, names)
     ids = {name: number for number, name in enumerate(files.names, 1)}
     images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    annotations = Annotations()
     read = _read_all([files.annotations / f"{stem}.xml" for stem in stems])
     for number, (stem, annotation) in enumerate(zip(stems, read, strict=True), 1):
         width, height = annotation.size or (None, None)

@@ -21,8 +21,10 @@ import yaml
 from PIL import Image
 
 from rfstream.dataset import storage
-from rfstream.dataset.document import PICTURES, Document, short
+from rfstream.dataset.annotations import Annotations
+from rfstream.dataset.document import PICTURES, Document
 from rfstream.dataset.exif import shown_size
+from rfstream.dataset.values import short
 from rfstream.errors import DatasetError
 
 DATA_FILE = "data.yaml"
@@ -157,11 +159,12 @@ def read_document(files: SplitFiles) -> Document:
             f"would be {_label_files(files, images[0])[0]}; put them there (an empty one for an image without objects)"
         )
     entries: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    annotations = Annotations()
     for number, (image, (size, _, objects)) in enumerate(zip(images, read, strict=True), 1):
         name = image.relative_to(folder).as_posix()
         entries.append({"id": number, "file_name": name, "width": size[0], "height": size[1]})
-        annotations += [{"id": len(annotations) + i, "image_id": number} | o for i, o in enumerate(objects, 1)]
+        for about in objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": number} | about)
     categories = [{"id": number, "name": name} for number, name in files.names.items()]
     return Document(files.data, folder, entries, annotations, categories)
 

@@ -69,7 +69,7 @@ class EpisodeIndex:
         ]
         total = np.zeros(len(self.chosen), dtype=np.int64)
         for places, urls in trees:
-            total += _shares(places, urls, dataset.length, self.chosen)
+            total += _shares(places, urls, dataset.length, self.chosen, self.deadline_s)
         return total
 
     @property
@@ -127,18 +127,15 @@ def _of_split(dataset: EpisodeDataset, split: str) -> np.ndarray[tuple[int], np.
     return inside
 
 
-def _shares(places: FilePlaces, urls: Sequence[str], length: IntArray, chosen: IntArray) -> IntArray:
+def _shares(places: FilePlaces, urls: Sequence[str], length: IntArray, chosen: IntArray, deadline_s: float) -> IntArray:
     """Bytes of each chosen episode in one tree of files, whose files lie at ``urls``."""
     _, of_file = np.unique(np.stack([places.chunk, places.file]), axis=1, return_inverse=True)
     frames = np.bincount(of_file.reshape(-1), weights=length).astype(np.int64)
     folders = {url.rpartition("/")[0] for url in urls}
-    sizes = {f"{folder}/{name}": n for folder in folders for name, n in _sizes_in(folder).items()}
+    there = [folder for folder in folders if storage.exists(folder, deadline_s)]
+    sizes = {f"{folder}/{name}": n for folder in there for name, n in storage.sizes_in(folder).items()}
     absent = next((url for url in urls if url not in sizes), None)
     if absent is not None:
         raise DatasetError(f"{absent} does not exist, and meta/episodes says that episodes lie there; copy it again")
     nbytes = np.array([sizes[url] for url in urls], dtype=np.int64)
     return nbytes * length[chosen] // frames[of_file.reshape(-1)[chosen]]
-
-
-def _sizes_in(folder: str) -> dict[str, int]:
-    return storage.sizes_in(folder) if storage.exists(folder) else {}

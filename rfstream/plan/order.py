@@ -20,10 +20,13 @@ class Fragments:
     """Contiguous runs of samples, in index order.
 
     ``starts`` int64 (F + 1,): fragment f holds index rows ``starts[f] <= row < starts[f + 1]``; ``nbytes`` int64 (F,).
+    Those that an epoch of a mixture takes do not follow each other in the index: then ``first`` int64 (F,) is the index
+    row where each begins, and ``starts`` counts the samples before it.
     """
 
     starts: IntArray
     nbytes: IntArray
+    first: IntArray | None = None
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.nbytes) + 1 or self.starts[0] != 0:
@@ -38,6 +41,10 @@ class Fragments:
 
     def __len__(self) -> int:
         return len(self.nbytes)
+
+    def of_epoch(self, seed: int, epoch: int, shuffle: bool) -> Fragments:
+        """What ``epoch`` reads of a single pack: all of them, once."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,14 @@ class EpochOrder:
     def block(self, b: int) -> Block:
         """Block ``b``, self-contained."""
         chosen = self.fragment_order[self.edges[b] : self.edges[b + 1]]
+        starts = self.fragments.starts
         return Block(
             seed=self.seed,
             epoch=self.epoch,
             index=b,
             start=int(self.starts[b]),
-            first=tuple(self.fragments.starts[chosen].tolist()),
-            samples=tuple((self.fragments.starts[chosen + 1] - self.fragments.starts[chosen]).tolist()),
+            first=tuple((starts if self.fragments.first is None else self.fragments.first)[chosen].tolist()),
+            samples=tuple((starts[chosen + 1] - starts[chosen]).tolist()),
             shuffle=self.shuffle,
         )
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from rfstream.plan.keys import IntArray
+from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import Block, EpochOrder, Fragments, epoch_order, rows_at
 from rfstream.plan.position import Position
 from rfstream.plan.windows import Windows
@@ -34,7 +35,7 @@ class Task:
 class StreamPlan:
     """All epochs of a training stream."""
 
-    fragments: Fragments
+    fragments: Fragments | Mixture
     windows: Windows
     seed: int
     shuffle: bool
@@ -42,9 +43,8 @@ class StreamPlan:
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of ``epoch``."""
-        return epoch_order(
-            self.fragments, seed=self.seed, epoch=epoch, block_bytes=self.block_bytes, shuffle=self.shuffle
-        )
+        fragments = self.fragments.of_epoch(self.seed, epoch, self.shuffle)
+        return epoch_order(fragments, seed=self.seed, epoch=epoch, block_bytes=self.block_bytes, shuffle=self.shuffle)
 
     def tasks(self, start: Position, epochs: int, batches_per_task: int | None) -> Iterator[Task]:
         """Tasks from ``start`` to the end of ``epochs`` epochs (the first included), in order.

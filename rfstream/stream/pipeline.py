@@ -13,14 +13,16 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
 
 from rfstream.config import Config
 from rfstream.dataset.cache import ShardCache
-from rfstream.dataset.index import SplitIndex, has_split, read_index
+from rfstream.dataset.mixture import Split
+from rfstream.dataset.roles import label_space, split_of
 from rfstream.dataset.storage import local_path
 from rfstream.episodes.decode import EpisodeSpec
 from rfstream.episodes.index import index_of, pool_weights
 from rfstream.episodes.layout import layout_of
 from rfstream.episodes.metadata import read_dataset
 from rfstream.episodes.reader import EpisodeReaderSpec
-from rfstream.errors import ConfigError, DatasetError
+from rfstream.errors import ConfigError
+from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import Fragments
 from rfstream.plan.position import Fingerprint, Position
 from rfstream.plan.tasks import StreamPlan
@@ -31,10 +33,10 @@ from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
-    ReaderSpec,
     ReadSpec,
     StagedDecode,
     evaluation_functions,
+    reads_of,
     training_functions,
 )
 
@@ -164,25 +166,21 @@ def build_pipeline(
     Raises:
         ConfigError, DatasetError, PlanError: if configuration, pack and sizes do not fit together.
     """
-    name = config.data.splits.get(split, split)
     if config.data.format == "lerobot":
         if decode is not None:
-            raise ConfigError(
-                f"data.format: lerobot has no samples for {type(decode).__name__}: name a pack in data.path"
-            )
-        return _of_episodes(config, name, world_size, training=training)
-    index = packed_split(config, name)
+            raise ConfigError(f"data.format: lerobot has no samples for {type(decode).__name__}: give a pack")
+        return _of_episodes(config, config.data.splits.get(split, split), world_size, training=training)
+    index = split_of(config, split)
     plan = _plan(config, index.fragments(), int(config.stream.block_bytes), world_size, training=training)
     cache = config.data.cache
-    reader = ReaderSpec.of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
-    # Parquet that others wrote is read by whole row groups, so all that a block needs of one at once.
-    at_hand = local_path(index.shards_at) is not None and index.columns is None
-    return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), at_hand)
+    reader = reads_of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+    decode = decode or _detection(config, index, training=training)
+    return Pipeline(config, index, plan, reader, decode, index.at_hand)
 
 
 def _of_episodes(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
     """The job for a split of a LeRobot dataset: an episode is a fragment, and a pool of them a shuffle block."""
-    asked, root, deadline_s = config.episodes, config.data.path, config.stream.deadline_s
+    asked, root, deadline_s = config.episodes, str(config.data.path), config.stream.deadline_s
     select = None if asked.select is None else tuple(asked.select)
     dataset = read_dataset(root, deadline_s)
     layout = layout_of(dataset.info, asked.delta_timestamps, asked.cameras)
@@ -196,44 +194,16 @@ def _of_episodes(config: Config, split: str, world_size: int, *, training: bool)
     return Pipeline(config, index, plan, reader, decode, at_hand)
 
 
-def _plan(config: Config, fragments: Fragments, block_bytes: int, world_size: int, *, training: bool) -> StreamPlan:
+def _plan(
+    config: Config, fragments: Fragments | Mixture, block_bytes: int, world_size: int, *, training: bool
+) -> StreamPlan:
     stream = config.stream
     tail = stream.tail if training else "wrap"
     windows = Windows(fragments.total, world_size, stream.accumulation(world_size), stream.batch_size, tail)
     return StreamPlan(fragments, windows, stream.seed, stream.shuffle, block_bytes)
 
 
-def packed_split(config: Config, split: str) -> SplitIndex:
-    """The index of the pack's ``split``, as ``config`` says where it is and how long to wait.
-
-    Raises:
-        ConfigError: if no pack is configured.
-        DatasetError: see :func:`rfstream.dataset.index.read_index`.
-    """
-    if config.data.format != "pack":
-        raise ConfigError(f"this trains on images of a pack, and data.format is {config.data.format}")
-    return read_index(config.data.path, split, config.data.shards, config.stream.deadline_s)
-
-
-def label_space(config: Config, index: SplitIndex) -> SplitIndex:
-    """The index whose categories number the labels of ``index``: the training split's, so that all splits agree.
-
-    Raises:
-        DatasetError: if the two splits were packed under different category policies.
-    """
-    train = config.data.splits.get("train", "train")
-    if index.split == train or not has_split(config.data.path, train, config.stream.deadline_s):
-        return index
-    space = packed_split(config, train)
-    if space.category_ids != index.category_ids:
-        raise DatasetError(
-            f"{config.data.path}: split {train} was packed with category_ids={space.category_ids} and split "
-            f"{index.split} with {index.category_ids}, so their labels differ: pack both alike"
-        )
-    return space
-
-
-def _detection(config: Config, index: SplitIndex, *, training: bool) -> DetectionSpec:
+def _detection(config: Config, index: Split, *, training: bool) -> DetectionSpec:
     transform = config.augment.cpu if training else config.augment.eval
     return DetectionSpec(
         seed=config.stream.seed,
@@ -244,6 +214,7 @@ def _detection(config: Config, index: SplitIndex, *, training: bool) -> Detectio
         pad_multiple=config.decode.pad_multiple,
         exif=config.decode.exif,
         max_pixels=config.decode.max_pixels,
+        pack_ids=index.pack_ids,
     )
 
 

@@ -14,6 +14,7 @@ from ray.data.block import BlockMetadata
 
 from rfstream.dataset.cache import ShardCache
 from rfstream.dataset.index import PackFormat, SplitIndex
+from rfstream.dataset.mixture import MixedReader, MixedSplit, Split
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.reader import SampleReader
 from rfstream.dataset.retry import DEADLINE_S
@@ -84,6 +85,27 @@ class ReaderSpec:
         """See :class:`ReadSpec`."""
         reader = ParquetReader if self.format == "parquet" else TarReader
         return reader(self.path, self.split, self.digest, self.shards_at, self.deadline_s, self.cache)
+
+
+@dataclass(frozen=True)
+class MixedReaderSpec:
+    """Of each pack of a mixture the row of its first sample, its number, and how it is read."""
+
+    packs: tuple[tuple[int, int, ReaderSpec], ...]
+
+    def build(self) -> MixedReader:
+        """See :class:`ReadSpec`."""
+        return MixedReader(
+            [(first, number, pack.shards_at or pack.path, pack.build()) for first, number, pack in self.packs]
+        )
+
+
+def reads_of(split: Split, cache: ShardCache | None = None) -> ReadSpec:
+    """What travels with a task so that it can read samples of ``split``; remote shards are kept in ``cache``."""
+    if isinstance(split, MixedSplit):
+        packs = zip(split.first_rows[:-1], split.packs, strict=True)
+        return MixedReaderSpec(tuple((first, pack.number, ReaderSpec.of(pack.index, cache)) for first, pack in packs))
+    return ReaderSpec.of(split, cache)
 
 
 @lru_cache(maxsize=8)

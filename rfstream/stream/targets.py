@@ -68,6 +68,17 @@ def targets_of(
     return kept
 
 
+def of_mixture(annotations: list[dict[str, Any]], row: int, ids: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Annotations of the sample at ``row`` of a mixture, as they would be were the mixture one dataset: with its
+    category ids, which ``ids`` gives to those of the sample's pack, and the row as image id, for packs number their
+    images alike.
+
+    Raises:
+        ValueError: naming an annotation whose category the pack does not have.
+    """
+    return [{**a, "category_id": _label(a, ids), "image_id": row} for a in annotations]
+
+
 def check_mask(annotation: dict[str, Any], height: int, width: int) -> None:
     """Look whether native code can take the annotation's segmentation on an image of ``height`` x ``width``.
 

@@ -159,7 +159,7 @@ def _split(name: str, files: SplitFiles) -> tuple[_Subject, list[Encoded]]:
         read = read_document(files)
     except DatasetError as error:
         return _Subject(name, 0, [], [("unreadable-labels", str(error))], []), []
-    document = {"images": read.images, "annotations": read.annotations, "categories": read.categories}
+    document = {"images": read.images, "annotations": list(read.annotations), "categories": read.categories}
     return _described(name, document, [read.folder])
 
 

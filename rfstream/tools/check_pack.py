@@ -46,7 +46,7 @@ def open_split(folder: Path, split: str) -> PackedSplit:
     except DatasetError as error:
         return PackedSplit([("bad-index", str(error))])
     if index.columns is not None:
-        raise DatasetError(f"{folder}: split {split!r} is Parquet that rfstream did not write, which is not checked")
+        raise DatasetError(f"{folder}: split {split!r} has shards that rfstream did not write, which are not checked")
     found = PackedSplit(shards=index.shards)
     scanned = [_scan(index, number, found.findings) for number in range(len(index.shards))]
     whole = [shard for shard in scanned if shard is not None]

@@ -11,9 +11,11 @@ from rich.table import Table
 
 from rfstream.config import Config
 from rfstream.dataset.index import SplitIndex
+from rfstream.dataset.mixture import MixedSplit
 from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
+from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import EpochOrder
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import decoder_of
@@ -84,16 +86,32 @@ def plan_report(config: Config, world_size: int) -> Table:
         ConfigError, DatasetError, PlanError: if it can't run at all.
     """
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    table = Table(title=f"{config.data.path}, split {pipeline.index.split}", show_header=False)
+    table = Table(title=f"{config.data.name}, split {pipeline.index.split}", show_header=False)
     order = pipeline.plan.order(0)
-    for name, value in [*_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
+    for name, value in [*_pack_rows(pipeline), *_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
         table.add_row(name, value)
     return table
 
 
+def _pack_rows(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """What each pack of a mixture gives to an epoch."""
+    split, mixture = pipeline.index, pipeline.plan.fragments
+    if not isinstance(split, MixedSplit) or not isinstance(mixture, Mixture):
+        return []
+    rows = [
+        (
+            f"pack {pack.number}",
+            f"{pack.index.path}: {pack.index.num_samples:,} samples x {pack.weight:g} = {share.per_epoch:,} an epoch, "
+            f"{share.per_epoch / mixture.total:.1%}",
+        )
+        for pack, share in zip(split.packs, mixture.shares, strict=True)
+    ]
+    return [*rows, ("classes", ", ".join(split.class_names()))]
+
+
 def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     windows = pipeline.plan.windows
-    parts, nbytes = _contents(pipeline)
+    parts, nbytes = _contents(pipeline, order)
     block = order.block_bytes(nbytes)
     per_read = (
         f"{_size(np.median(nbytes))} a fragment" if not pipeline.fused else f"{_size(nbytes.sum() / order.samples)}"
@@ -116,13 +134,13 @@ def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     ]
 
 
-def _contents(pipeline: Pipeline) -> tuple[str, IntArray]:
-    """Of how many parts the split is, in words, and the bytes of each fragment."""
+def _contents(pipeline: Pipeline, order: EpochOrder) -> tuple[str, IntArray]:
+    """Of how many parts the split is, in words, and the bytes of each of the epoch's fragments."""
     index = pipeline.index
     if isinstance(index, EpisodeIndex):
         return f"{len(index.chosen):,} episodes", index.nbytes
-    assert isinstance(index, SplitIndex)
-    return f"{len(index.shards):,} shards", pipeline.plan.fragments.nbytes
+    assert isinstance(index, SplitIndex | MixedSplit)
+    return f"{len(index.shards):,} shards", order.fragments.nbytes
 
 
 def _tail(windows: Windows) -> str:
@@ -145,7 +163,7 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
     blocks = 1 + READS_PER_NODE
     # Batches carry what comes before their frames in a video, some of it more than once.
     carried = pipeline.rows_per_block() * BATCHES_PER_TASK * trial.encoded_bytes
-    block = max(order.block_bytes(_contents(pipeline)[1]).max(), carried)
+    block = max(order.block_bytes(_contents(pipeline, order)[1]).max(), carried)
     encoded = "" if pipeline.fused else f", and {_size(blocks * block)} of {blocks} encoded blocks (on one node)"
     return [
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),

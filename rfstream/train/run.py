@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from rfstream.config import Config, import_object
+from rfstream.config import Config, PackConfig, import_object
 from rfstream.dataset import storage
+from rfstream.dataset.roles import split_of
 from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
-from rfstream.stream.pipeline import build_pipeline, packed_split
+from rfstream.stream.pipeline import build_pipeline
 from rfstream.stream.ranks import peers_of_group
 from rfstream.train.data import StreamDataModule
 from rfstream.train.lightning import pl, ray_lightning
@@ -49,11 +50,16 @@ def _located(config: Config) -> Config:
         local = storage.local_path(path)
         return path if local is None else str(local.absolute())
 
-    run = config.train
+    run, path = config.train, config.data.path
+    where: str | list[PackConfig]
+    if isinstance(path, str):
+        where = absolute(path)
+    else:
+        where = [pack.model_copy(update={"path": absolute(pack.path)}) for pack in path]
     resume = None if run.resume is None else absolute(run.resume)
     return config.model_copy(
         update={
-            "data": config.data.model_copy(update={"path": absolute(config.data.path)}),
+            "data": config.data.model_copy(update={"path": where}),
             "train": run.model_copy(update={"output": absolute(run.output), "resume": resume}),
         }
     )
@@ -201,8 +207,7 @@ def _fit_model(
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
     index = pipeline.index
-    train = config.data.splits.get("train", "train")
-    model = _model(config, index if isinstance(index, EpisodeIndex) else packed_split(config, train).class_names())
+    model = _model(config, index if isinstance(index, EpisodeIndex) else split_of(config, "train").class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     inside = [] if run.checkpoint_steps is None else [_StepCheckpoint(run.output, run.checkpoint_steps)]
     trainer = pl.Trainer(

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex, has_split
+from rfstream.dataset.mixture import Split
+from rfstream.dataset.roles import has_role, label_space, split_of
 from rfstream.errors import ConfigError
 from rfstream.loader import EvaluationLoader, RankLoader, hand_over_of
 from rfstream.plan.keys import key_of
-from rfstream.stream.pipeline import build_pipeline, label_space, packed_split
+from rfstream.stream.pipeline import build_pipeline
 from rfstream.stream.ranks import group_place
 from rfstream.train.data import TrainerBatches, TrainingStream
 from rfstream.train.rfdetr.batch import RFDETRBatch, rfdetr_batch_of
@@ -85,16 +86,16 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         space = label_space(self.stream, index)
         return PackedSplit(index, space, labels_of(space, self.model_config))
 
-    def _split(self, role: Role) -> str:
-        """The split of the pack in ``role``. As in RF-DETR, ``val`` stands in for a ``test`` that is not there."""
-        name = self.stream.data.splits.get(role, role)
-        if role == "test" and not has_split(self.stream.data.path, name, self.stream.stream.deadline_s):
-            logger.warning("No split %r in %s; evaluating the 'val' split instead.", name, self.stream.data.path)
-            return self.stream.data.splits.get("val", "val")
-        return name
+    def _present(self, role: Role) -> Role:
+        """The role whose split is read for ``role``: as in RF-DETR, ``val`` for a ``test`` that is not there."""
+        if role == "test" and not has_role(self.stream, role):
+            name = self.stream.data.splits.get(role, role)
+            logger.warning("No split %r in %s; evaluating the 'val' split instead.", name, self.stream.data.name)
+            return "val"
+        return role
 
-    def _index(self, role: Role) -> SplitIndex:
-        return packed_split(self.stream, self._split(role))
+    def _index(self, role: Role) -> Split:
+        return split_of(self.stream, self._present(role))
 
     # Loaders
 
@@ -140,9 +141,8 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
     def _evaluation(self, role: Role) -> RFDETREvaluation:
         rank, world_size = group_place()
         config = self._streamed(batch_size=self._resolve_eval_batch_size(), grad_accum=1, training=False)
-        splits = {**config.data.splits, role: self._split(role)}
-        config = config.model_copy(update={"data": config.data.model_copy(update={"splits": splits})})
-        pipeline = build_pipeline(config, role, world_size, training=False, decode=self._spec(config, role))
+        decode = self._spec(config, role)
+        pipeline = build_pipeline(config, self._present(role), world_size, training=False, decode=decode)
         to_batch = partial(rfdetr_batch_of, normalize=True)
         return RFDETREvaluation(EvaluationLoader(pipeline, rank, world_size, to_batch, even=True))
 
@@ -165,7 +165,8 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
         return self.stream.model_copy(update={"stream": stream.model_copy(update=values)})
 
     def _spec(self, config: Config, role: Role) -> RFDETRSpec:
-        labels = labels_of(label_space(config, self._index(role)), self.model_config)
+        index = self._index(role)
+        labels = labels_of(label_space(config, index), self.model_config)
         return RFDETRSpec(
             settings=Settings.of(self.model_config, self.train_config).to_json(),
             split=role,
@@ -173,6 +174,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
             labels=None if labels is None else tuple(sorted(labels.items())),
             exif=config.decode.exif,
             max_pixels=config.decode.max_pixels,
+            pack_ids=index.pack_ids,
         )
 
     # Hooks

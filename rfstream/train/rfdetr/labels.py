@@ -16,16 +16,16 @@ from rfdetr.datasets import infer_coco_keypoint_schema
 from rfdetr.datasets.coco import _build_keypoint_cat2label
 from torchvision.datasets import CocoDetection
 
-from rfstream.dataset.index import SplitIndex
-from rfstream.stream.source import ReaderSpec, reader_of
-from rfstream.stream.targets import parse_sidecar
+from rfstream.dataset.mixture import Split
+from rfstream.stream.source import reader_of, reads_of
+from rfstream.stream.targets import of_mixture, parse_sidecar
 
 _READ = 64
 Labels = Mapping[int, int] | None
 """Category id -> label; None where the ids are the labels."""
 
 
-def labels_of(space: SplitIndex, model_config: ModelConfig) -> Labels:
+def labels_of(space: Split, model_config: ModelConfig) -> Labels:
     """Labels of the categories of ``space``, the training split's index.
 
     Raises:
@@ -38,7 +38,7 @@ def labels_of(space: SplitIndex, model_config: ModelConfig) -> Labels:
     return space.label_of() if space.category_ids == "remap" else None
 
 
-def class_names(space: SplitIndex, labels: Labels) -> list[str]:
+def class_names(space: Split, labels: Labels) -> list[str]:
     """Names by label; an empty string where a label has no category."""
     if labels is None:
         return space.class_names()
@@ -48,7 +48,7 @@ def class_names(space: SplitIndex, labels: Labels) -> list[str]:
     return names
 
 
-def keypoint_schema(space: SplitIndex) -> Any:
+def keypoint_schema(space: Split) -> Any:
     """RF-DETR's keypoint schema (counts a class, flip pairs, sigmas), inferred from the index's categories.
 
     Raises:
@@ -70,9 +70,10 @@ class PackedCoco:
 
     label2cat: dict[int, int]
 
-    def __init__(self, index: SplitIndex, space: SplitIndex, labels: Labels) -> None:
+    def __init__(self, index: Split, space: Split, labels: Labels) -> None:
         self.cats = _by_id(space)
         self._index = index
+        self._ids = [dict(ids) for ids in index.pack_ids]
         if labels is not None:
             self.label2cat = {label: category for category, label in labels.items()}
 
@@ -89,26 +90,37 @@ class PackedCoco:
     @cached_property
     def dataset(self) -> dict[str, Any]:
         """The split's annotations as a COCO document; reads through the whole split, images and all."""
-        reader = reader_of(ReaderSpec.of(self._index))
+        reader = reader_of(reads_of(self._index))
         images, annotations = [], []
         for first in range(0, self._index.num_samples, _READ):
             rows = np.arange(first, min(first + _READ, self._index.num_samples))
-            for image_id, name, of_image in (parse_sidecar(sample.sidecar) for sample in reader.read(rows)):
-                images.append({"id": image_id, "file_name": name})
-                annotations += of_image
+            for sample in reader.read(rows):
+                image_id, name, of_image = parse_sidecar(sample.sidecar)
+                images.append({"id": sample.row if self._ids else image_id, "file_name": name})
+                annotations += self._own(of_image, sample.row, sample.pack)
         numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]
         return {"images": images, "annotations": numbered, "categories": list(self.cats.values())}
 
     @cached_property
     def _crowds(self) -> list[tuple[list[dict[str, Any]], dict[str, int | None]]]:
         rows = self._index.crowds().to_pylist()
-        return [(json.loads(row["crowds"]), {"width": row["width"], "height": row["height"]}) for row in rows]
+        return [
+            (
+                self._own(json.loads(row["crowds"]), row["row"], row.get("pack", 0)),
+                {"width": row["width"], "height": row["height"]},
+            )
+            for row in rows
+        ]
+
+    def _own(self, annotations: list[dict[str, Any]], row: int, pack: int) -> list[dict[str, Any]]:
+        """Annotations of the sample at ``row`` with the split's own category and image ids."""
+        return of_mixture(annotations, row, self._ids[pack]) if self._ids else annotations
 
 
 class PackedSplit(CocoDetection):  # type: ignore[misc]
     """Stands where RF-DETR's code looks for a split's dataset: its length and its COCO object, no samples."""
 
-    def __init__(self, index: SplitIndex, space: SplitIndex, labels: Labels) -> None:
+    def __init__(self, index: Split, space: Split, labels: Labels) -> None:
         self.coco = PackedCoco(index, space, labels)
         self.label2cat = getattr(self.coco, "label2cat", None)
         self._length = index.num_samples
@@ -120,5 +132,5 @@ class PackedSplit(CocoDetection):  # type: ignore[misc]
         raise TypeError("a packed split is streamed: take samples from the data module's loaders")
 
 
-def _by_id(space: SplitIndex) -> dict[int, dict[str, Any]]:
+def _by_id(space: Split) -> dict[int, dict[str, Any]]:
     return {int(category["id"]): category for category in space.categories}

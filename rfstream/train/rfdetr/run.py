@@ -16,9 +16,10 @@ from rfdetr.config import KeypointTrainConfig, ModelConfig, SegmentationTrainCon
 
 from rfstream.config import Config, load_config
 from rfstream.dataset import storage
-from rfstream.dataset.index import SplitIndex, index_name
+from rfstream.dataset.index import INDEX_VERSION, index_name
+from rfstream.dataset.mixture import MixedSplit, Split
+from rfstream.dataset.roles import split_of
 from rfstream.errors import ConfigError
-from rfstream.stream.pipeline import packed_split
 from rfstream.train.lightning import pl
 from rfstream.train.rfdetr.data import RFStreamDataModule
 from rfstream.train.rfdetr.labels import class_names, keypoint_schema, labels_of
@@ -40,8 +41,8 @@ def train(model: Any, *, stream: Config | Mapping[str, Any] | str | Path, **kwar
     config = stream_config(stream)
     for name in ("dataset_dir", "dataset_file"):
         if name in kwargs:
-            raise ConfigError(f"{name} has no meaning here: the data is at stream's data.path, {config.data.path}")
-    space = _space(config)
+            raise ConfigError(f"{name} has no meaning here: the data is at stream's data.path, {config.data.name}")
+    space = split_of(config, "train")
     _check_output(str(kwargs.get("output_dir", "")))
     if model.model_config.use_grouppose_keypoints:
         kwargs = _with_schema(model, space, kwargs)
@@ -88,7 +89,7 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
         raise ConfigError(f"train.model_args.{min(unknown)} is unknown: fields of RF-DETR go under model or train")
     model_values, train_values = (dict(run.model_args.get(part) or {}) for part in ("model", "train"))
     _check_output(str(train_values.get("output_dir", run.output)))
-    space, stream = _space(config), config.stream
+    space, stream = split_of(config, "train"), config.stream
     try:
         model_config = model_class(**model_values)
         if model_config.use_grouppose_keypoints and "num_keypoints_per_class" not in model_values:
@@ -100,7 +101,7 @@ def rfdetr_configs(config: Config, world_size: int) -> tuple[ModelConfig, TrainC
         train_config = _train_class(model_config)(
             **{
                 "dataset_file": "webdataset",
-                "dataset_dir": config.data.path,
+                "dataset_dir": config.data.name,
                 "output_dir": run.output,
                 "epochs": run.epochs,
                 "batch_size": stream.batch_size,
@@ -139,11 +140,7 @@ def stream_config(stream: Config | Mapping[str, Any] | str | Path) -> Config:
     return Config(**stream) if isinstance(stream, Mapping) else load_config(stream)
 
 
-def _space(config: Config) -> SplitIndex:
-    return packed_split(config, config.data.splits.get("train", "train"))
-
-
-def _with_schema(model: Any, space: SplitIndex, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_schema(model: Any, space: Split, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Give a keypoint model the pack's schema, where the caller gave it none."""
     schema = keypoint_schema(space)
     if "num_keypoints_per_class" not in model.model_config.model_fields_set:
@@ -153,17 +150,32 @@ def _with_schema(model: Any, space: SplitIndex, kwargs: dict[str, Any]) -> dict[
 
 
 @contextmanager
-def _index_folder(space: SplitIndex) -> Iterator[str]:
+def _index_folder(space: Split) -> Iterator[str]:
     """A local folder in which RF-DETR finds the index of ``train``: the pack, or a copy of the index where it lies
-    elsewhere or under another name."""
-    local = storage.local_path(space.path)
-    if local is not None and space.split == "train":
-        yield str(local)
-        return
-    document = json.loads(storage.read_bytes(storage.join(space.path, index_name(space.split))))
+    elsewhere or under another name, or is that of a mixture."""
+    if isinstance(space, MixedSplit):
+        document = _index_document(space)
+    else:
+        local = storage.local_path(space.path)
+        if local is not None and space.split == "train":
+            yield str(local)
+            return
+        document = json.loads(storage.read_bytes(storage.join(space.path, index_name(space.split))))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / index_name("train")).write_text(json.dumps(document | {"split": "train"}))
         yield folder
+
+
+def _index_document(space: MixedSplit) -> dict[str, Any]:
+    """An index with the mixture's categories: RF-DETR reads no shard by it."""
+    return {
+        "version": INDEX_VERSION,
+        "shards": space.shards,
+        "num_samples": space.num_samples,
+        "categories": list(space.categories),
+        "annotated_category_ids": list(space.label_of()),
+        "category_ids": space.category_ids,
+    }
 
 
 @contextmanager

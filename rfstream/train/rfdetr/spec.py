@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rfstream.config import MAX_PIXELS, Exif
+from rfstream.dataset.index import PackIds
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.decode import SampleDecoder, exif_fingerprint
 
@@ -21,6 +22,7 @@ class RFDETRSpec:
     labels: tuple[tuple[int, int], ...] | None
     exif: Exif = "ignore"
     max_pixels: int = MAX_PIXELS
+    pack_ids: PackIds = ()
 
     def build(self) -> SampleDecoder[Any, Any]:
         """A decoder for this process, which computes on one thread from then on: an actor has one CPU."""
