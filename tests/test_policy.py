@@ -31,7 +31,7 @@ GLOBAL, STEPS, EPOCHS = 32, 23, 2
 """736 frames in windows of 32."""
 WINDOWS = {"observation.state": [-0.1, 0.0], "action": [0.0, 0.1, 0.2, 0.3]}
 SMALL = {"image_size": 32, "width": 8, "lr": 0.003}
-VALIDATED = range(580, FRAMES)
+VALIDATED = range(522, FRAMES)
 """Frames of the last three episodes, which are trained on too."""
 Notes = list[dict[str, Any]]
 
