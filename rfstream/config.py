@@ -79,7 +79,7 @@ class PackConfig(_Section):
 
 
 class DataConfig(_Section):
-    """Where the packed dataset is."""
+    """Where the dataset is."""
 
     path: Annotated[
         Annotated[str, Field(min_length=1), Tag("<pack>")]
@@ -98,9 +98,11 @@ class DataConfig(_Section):
     """Keep shards of a remote pack on each node's disk."""
 
     @model_validator(mode="after")
-    def _each_pack_has_its_shards(self) -> DataConfig:
+    def _one_or_several(self) -> DataConfig:
         if self.shards is not None and not isinstance(self.path, str):
             raise ValueError("shards are those of one pack; in a mixture set them beside the pack's own path")
+        if self.format != "pack" and not isinstance(self.path, str):
+            raise ValueError(f"format {self.format} takes one dataset; only packs of images make a mixture")
         return self
 
     @property
@@ -318,8 +320,6 @@ class Config(_Section):
             if self.episodes != EpisodesConfig():
                 raise ValueError("episodes is for data.format: lerobot; leave it out")
             return self
-        if not isinstance(self.data.path, str):
-            raise ValueError("data.path is one folder or URL in data.format: lerobot; a list is for packs of images")
         of_images = {
             "data.shards": self.data.shards,
             "data.cache": self.data.cache,

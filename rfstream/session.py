@@ -7,7 +7,9 @@ import importlib
 import logging
 import math
 import os
+import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -40,7 +42,7 @@ def ensure_ray(min_cpus: int = 1) -> None:
         except ConnectionError as error:
             if "RAY_ADDRESS" in os.environ:
                 raise ConfigError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
-    ray.init(
+    _start(
         address="local",
         num_cpus=max(os.cpu_count() or 1, min_cpus),
         include_dashboard=False,
@@ -48,6 +50,26 @@ def ensure_ray(min_cpus: int = 1) -> None:
         log_to_driver=False,
     )
     _quiet()
+
+
+def _start(**options: Any) -> None:
+    """``ray.init`` in a thread that stays: Linux ends Ray's processes with the thread that started them."""
+    if threading.current_thread() is threading.main_thread():
+        ray.init(**options)
+        return
+    started: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ray.init(**options)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="rfstream-ray", daemon=True).start()
+    started.result()
 
 
 def leave_last() -> None:

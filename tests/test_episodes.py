@@ -278,7 +278,7 @@ def test_sections_of_the_other_format_are_refused(datasets: Path) -> None:
         config(datasets / "ds_video").__class__(data={"path": "pack"}, episodes={"pool_size": 2})
     with pytest.raises(ConfigError, match=r"augment.cpu has no part in data.format: lerobot"):
         lerobot.Config(data={"path": "x", "format": "lerobot"}, augment={"cpu": {"transform": "a:b"}})
-    with pytest.raises(ConfigError, match=r"data.path is one folder or URL in data.format: lerobot"):
+    with pytest.raises(ConfigError, match="format lerobot takes one dataset; only packs of images make a mixture"):
         lerobot.Config(data={"path": [{"path": "x"}], "format": "lerobot"})
 
 

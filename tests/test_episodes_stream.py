@@ -204,7 +204,7 @@ def test_other_pools_and_tails(dataset: Path, ray_session: None, pool_size: int,
 def test_resume_equals_the_uninterrupted_run(dataset: Path, reference: pa.Table) -> None:
     expected = reference.to_pylist()
     cfg = streamed(dataset, 2, 24)
-    for stop in (1, 17, 31):
+    for stop in (17, 31):
         with train_loader(cfg) as loader:
             batches = iter(loader)
             before = [row for _ in range(stop) for row in ledger_rows(next(batches), 0, 1)]

@@ -67,6 +67,14 @@ def test_nothing_is_left_when_the_process_ends(packs: Path, how: str, code: int 
     assert not left, [" ".join(p.cmdline())[:80] for p in left]
 
 
+def test_a_ray_that_a_thread_started_outlives_the_thread(packs: Path, tmp_path: Path) -> None:
+    """Linux ends the processes of a thread that asked for it with the thread, and this one with its object store."""
+    (tmp_path / "config.yaml").write_text(f"data: {{path: {packs / 'bccd'}}}")
+    command = [Path(sys.executable).parent / "rfstream", "ledger", "config.yaml", "--out", "ledger.parquet"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 RANKS = """
 import sys, time
 import torch.distributed as dist

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rfstream.dataset.index import CategoryIds, PackIds, SplitIndex
-from rfstream.dataset.reader import EncodedSample, PackedSamples, SampleReader
+from rfstream.dataset.reader import EncodedSample, PackReader, SampleReader
 from rfstream.dataset.retry import redacted
 from rfstream.dataset.storage import join
 from rfstream.errors import DatasetError
@@ -120,7 +120,7 @@ Split = SplitIndex | MixedSplit
 """What is streamed: a split of one pack, or of several."""
 
 
-class MixedReader(PackedSamples):
+class MixedReader(PackReader):
     """Reads samples of several packs by their row in the mixture.
 
     Keys are unique among all packs: a pack's number stands before each of its keys. Shards are named with their URLs.

@@ -47,22 +47,8 @@ class EncodedSample:
     pack: int = 0
 
 
-_PLACE = pa.struct(
-    [
-        ("shard", pa.string()),
-        ("key", pa.string()),
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-        ("pack", pa.int64()),
-    ]
-)
-"""What a row of encoded samples says of each beside its bytes."""
-
-
-class PackedSamples(ABC):
-    """What readers of one pack and of several share: how samples travel to a decode actor."""
+class PackReader(ABC):
+    """Reads samples by their row in the index, and puts them into Arrow and back."""
 
     @abstractmethod
     def read(self, rows: IntArray) -> list[EncodedSample]:
@@ -99,7 +85,7 @@ class PackedSamples(ABC):
         ]
 
 
-class SampleReader(PackedSamples):
+class SampleReader(PackReader):
     """Reads samples of one split by their row in the index.
 
     It pickles to its arguments, so it travels with a task; index, rows and open files are loaded on first use in each
@@ -128,6 +114,20 @@ class SampleReader(PackedSamples):
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Any, ...]]:
         return type(self), self._arguments
+
+
+_PLACE = pa.struct(
+    [
+        ("shard", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+        ("pack", pa.int64()),
+    ]
+)
+"""What a row of encoded samples says of each beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -19,7 +19,7 @@ def split_of(config: Config, role: str) -> Split:
             :func:`rfstream.dataset.mixture.mixed_categories`; or if no pack has a part in it.
     """
     if config.data.format != "pack":
-        raise ConfigError(f"this takes images of packs, and data.format is {config.data.format}")
+        raise ConfigError(f"this trains on images of a pack, and data.format is {config.data.format}")
     packs = config.data.packs
     if isinstance(config.data.path, str):
         return _index(config, packs[0], role)

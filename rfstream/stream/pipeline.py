@@ -168,20 +168,21 @@ def build_pipeline(
     """
     if config.data.format == "lerobot":
         if decode is not None:
-            raise ConfigError(f"data.format: lerobot has no samples for {type(decode).__name__}: give a pack")
-        return _of_episodes(config, config.data.splits.get(split, split), world_size, training=training)
-    index = split_of(config, split)
+            raise ConfigError(
+                f"data.format: lerobot has no samples for {type(decode).__name__}: name a pack in data.path"
+            )
+        return _of_episodes(config, split, world_size, training=training)
+    index, cache = split_of(config, split), config.data.cache
     plan = _plan(config, index.fragments(), int(config.stream.block_bytes), world_size, training=training)
-    cache = config.data.cache
     reader = reads_of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
-    decode = decode or _detection(config, index, training=training)
-    return Pipeline(config, index, plan, reader, decode, index.at_hand)
+    return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), index.at_hand)
 
 
-def _of_episodes(config: Config, split: str, world_size: int, *, training: bool) -> Pipeline:
+def _of_episodes(config: Config, role: str, world_size: int, *, training: bool) -> Pipeline:
     """The job for a split of a LeRobot dataset: an episode is a fragment, and a pool of them a shuffle block."""
-    asked, root, deadline_s = config.episodes, str(config.data.path), config.stream.deadline_s
+    asked, root, deadline_s = config.episodes, config.data.name, config.stream.deadline_s
     select = None if asked.select is None else tuple(asked.select)
+    split = config.data.splits.get(role, role)
     dataset = read_dataset(root, deadline_s)
     layout = layout_of(dataset.info, asked.delta_timestamps, asked.cameras)
     index = index_of(dataset, split, select, layout, asked.pool_size, deadline_s)

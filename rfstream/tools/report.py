@@ -10,8 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from rfstream.config import Config
-from rfstream.dataset.index import SplitIndex
-from rfstream.dataset.mixture import MixedSplit
+from rfstream.dataset.mixture import MixedSplit, Split
 from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
@@ -135,11 +134,11 @@ def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
 
 
 def _contents(pipeline: Pipeline, order: EpochOrder) -> tuple[str, IntArray]:
-    """Of how many parts the split is, in words, and the bytes of each of the epoch's fragments."""
+    """Of how many parts the split is, in words, and the bytes of each fragment."""
     index = pipeline.index
     if isinstance(index, EpisodeIndex):
         return f"{len(index.chosen):,} episodes", index.nbytes
-    assert isinstance(index, SplitIndex | MixedSplit)
+    assert isinstance(index, Split)
     return f"{len(index.shards):,} shards", order.fragments.nbytes
 
 
