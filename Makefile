@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3.11 python3; do $$p -c pass 2>/dev/null && ech
 TORCH := torch==2.14.1 torchvision==0.29.1
 DEMO_EXTRAS := train
 TEST_EXTRAS := train,gcs,s3,rfdetr,episodes,dev
+MOSAICML := mosaicml-streaming==0.13.0
+BENCH_DATA ?= ../shared/data/cards
+BENCH_ARGS ?=
 
 # The whole test run is stopped after this many seconds (one test after 300: pyproject.toml).
 TEST_SECONDS ?= 3600
@@ -18,7 +21,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint clean
+.PHONY: help venv demo test lint bench performance clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -35,6 +38,16 @@ lint: $(VENV)/.test ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict rfstream
+
+bench: $(VENV)/.bench ## measure loaders, hand-off, consumers and starts, in turn, on BENCH_DATA (an hour of a quiet machine)
+	$(BIN)/rfstream bench loaders $(BENCH_DATA) $(BENCH_ARGS)
+	$(BIN)/rfstream bench hand_off
+	$(BIN)/rfstream bench regimes $(BENCH_DATA)
+	$(BIN)/rfstream bench first_batch $(BENCH_DATA)
+	$(BIN)/rfstream bench epoch_gap $(BENCH_DATA)
+
+performance: $(VENV)/.test ## write what was measured last into docs/performance.md
+	$(BIN)/rfstream bench report
 
 clean: ## remove the environment, what runs wrote and all caches
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs
@@ -57,3 +70,9 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.torch
 $(VENV)/.test: pyproject.toml | $(VENV)/.torch
 	$(PIP) --editable ".[$(TEST_EXTRAS)]" $(TORCH)
 	@touch $(VENV)/.demo $@
+
+# mosaicml-streaming pins NumPy and others to releases that RF-DETR can't live with, and works without.
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) --editable ".[$(TEST_EXTRAS),bench]" $(TORCH)
+	$(PIP) --no-deps $(MOSAICML)
+	@touch $@

@@ -13,12 +13,12 @@ import sys
 import tempfile
 
 import typer
-from common import in_turn, report
+from common import in_turn, reading, report
 
 SCRIPT = """
 import time
 before = time.perf_counter()
-import sys
+import json, sys
 from rfstream import Config, ray_loader
 imports = time.perf_counter() - before
 if {warm}:
@@ -29,22 +29,19 @@ before = time.perf_counter()
 loader = ray_loader(config)
 loader.load_state_dict(loader.state_at(*divmod({step}, len(loader))))
 next(iter(loader))
-print(imports, time.perf_counter() - before)
+print(json.dumps({{"first batch, s": time.perf_counter() - before, "imports before, s": imports}}))
 loader.close()
 """
 
 
 def seconds(folder: str, *, warm: bool, step: int = 0) -> dict[str, float]:
     """Time to the first batch in a fresh process that goes on after ``step`` steps."""
-    code = SCRIPT.format(warm=warm, step=step)
-    alone = {**os.environ, "RAY_ADDRESS": "local"}  # whatever cluster runs here: this is about one's own
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, env=alone)
-    imports, first = map(float, done.stdout.split()[-2:])
-    return {"first batch, s": first, "imports before, s": imports}
+    return reading("-c", SCRIPT.format(warm=warm, step=step), folder)
 
 
 def main(source: str, repetitions: int = 5) -> None:
     """Pack SOURCE's train split and measure."""
+    os.environ["RAY_ADDRESS"] = "local"  # whatever cluster runs here: this is about one's own
     with tempfile.TemporaryDirectory() as folder:
         # In a process of its own, so that its Ray is gone when the clock runs.
         subprocess.run([sys.executable, "-m", "rfstream.cli", "pack", source, folder], check=True)

@@ -21,8 +21,7 @@ import matplotlib.pyplot as plt
 import psutil
 import ray
 import typer
-from common import RESULTS
-from ray._private.internal_api import node_stats
+from common import RESULTS, object_store
 from rich.console import Console
 from rich.table import Table
 
@@ -60,15 +59,12 @@ def private(process: psutil.Process) -> int:
 def readings(stop: threading.Event) -> Iterator[Reading]:
     """What is held now, twice a second."""
     began = time.monotonic()
-    node = ray.nodes()[0]
     me = psutil.Process()
     while not stop.wait(EVERY_S):
-        store = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"]).store_stats
         actors = [p for p in me.children(recursive=True) if p.name().startswith("ray::MapWorker")]
         yield {
             "s": time.monotonic() - began,
-            "store": store.object_store_bytes_used,
-            "spilled": store.spilled_bytes_total,
+            **object_store(),
             "trainer": private(me),
             "trainer_files": me.num_fds(),
             "actor": max(map(private, actors), default=0),

@@ -7,10 +7,9 @@ annotation file, against the stream, from the index. Each reading is a process o
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import typer
-from common import in_turn, report
+from common import in_turn, reading, report
 
 IMAGES, OBJECTS, SHARDS = 118_000, 860_000, 190
 
@@ -113,13 +112,9 @@ def main(
     with tempfile.TemporaryDirectory() as made:
         generate(Path(made), images, objects)
 
-        def variant(name: str) -> dict[str, float]:
-            command = [sys.executable, __file__, f"--child={name}", f"--folder={made}"]
-            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            reading: dict[str, float] = json.loads(out.strip().splitlines()[-1])
-            return reading
-
-        variants = {name: lambda name=name: variant(name) for name in ("RF-DETR", "rfstream")}  # type: ignore[misc]
+        variants = {
+            name: partial(reading, __file__, f"--child={name}", f"--folder={made}") for name in ("RF-DETR", "rfstream")
+        }
         title = "rfdetr startup: one rank, until the training loader stands"
         report(title, in_turn(variants, repetitions), {"images": images, "objects": objects})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from rfstream.config import load_config
 from rfstream.dataset.pack import pack
-from rfstream.errors import DatasetError, RFStreamError
+from rfstream.errors import ConfigError, DatasetError, RFStreamError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command(help="Pack a COCO, YOLO or Pascal VOC dataset into shards that rfstream trains from: tar, or Parquet.")(
@@ -127,6 +128,20 @@ def verify(
         typer.echo(f"{first} and {second} differ at {difference}", err=True)
         raise typer.Exit(1)
     typer.echo("equal: the same samples, pixels and targets at every position")
+
+
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+def bench(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="What to measure: a script of benchmarks/, as loaders.")],
+) -> None:
+    """Measure: run a script of the repository's benchmarks/ with the arguments that follow."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    scripts = {file.stem: file for file in sorted(folder.glob("*.py")) if "__main__" in file.read_text()}
+    if table not in scripts:
+        there = ", ".join(scripts) or "none: they come with the repository, not with the package"
+        raise ConfigError(f"no table {table!r} in benchmarks/ beside the package (there: {there})")
+    raise typer.Exit(subprocess.run([sys.executable, str(scripts[table]), *context.args]).returncode)
 
 
 def main() -> None:
