@@ -1,7 +1,7 @@
 """Train from a configuration: `python pipelines/train.py --config configs/train/demo.yaml [section.key=value ...]`.
 
 The same file runs by itself, under `torchrun`, and as `ray job submit -- python pipelines/train.py ...`; the key
-`train.launcher` says which.
+`train.launcher` says which. With `--dummy` it only loads the data.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from typing import Annotated
 import typer
 
 from rfstream import RFStreamError, load_config
+from rfstream.train.dummy import without_model
 from rfstream.train.run import train
+
+Dummy = Annotated[bool, typer.Option("--dummy", help="Only load the data, and log samples a second.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, applied over the file.")]
 
 
 def main(
-    config: Annotated[str, typer.Option(help="YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, applied over the file.")] = None,
+    config: Annotated[str, typer.Option(help="YAML file.")], dummy: Dummy = False, overrides: Overrides = None
 ) -> None:
-    """Train a detector on a packed dataset."""
+    """Train a model on a packed dataset, or on robotics episodes."""
     try:
-        metrics = train(load_config(config, overrides or []))
+        loaded = load_config(config, overrides or [])
+        metrics = train(without_model(loaded) if dummy else loaded)
     except RFStreamError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

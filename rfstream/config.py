@@ -287,13 +287,16 @@ class TrainConfig(_Section):
     """Ranks under ``launcher: ray``."""
     epochs: Positive = 1
     model: str | None = None
-    """``package.module:name`` of a callable ``(class_names, **model_args) -> LightningModule``."""
+    """``package.module:name`` of a callable ``(class_names, **model_args) -> LightningModule``; for a LeRobot dataset
+    its first argument is the training split's ``rfstream.episodes.index.EpisodeIndex``."""
     model_args: dict[str, Any] = {}
     entry: str | None = None
     """``package.module:name`` of what trains on each rank in place of a plain fit of ``model``, such as
     ``rfstream.train.rfdetr:fit``: ``(config, world_size=, resume=, checkpoints=, **trainer options) -> metrics``."""
     output: str = "runs/train"
     """Folder for checkpoints and logs."""
+    checkpoint_steps: Positive | None = None
+    """Optimizer steps between two checkpoints inside an epoch; ``null`` for its end alone."""
     accelerator: str = "auto"
     max_failures: Annotated[int, Field(ge=-1)] = 0
     """Worker failures that Ray Train recovers from; -1 for any number."""
@@ -322,6 +325,7 @@ class Config(_Section):
             "data.cache": self.data.cache,
             "augment.cpu": self.augment.cpu,
             "augment.eval": self.augment.eval,
+            "augment.device": None if self.augment.device == DeviceConfig() else self.augment.device,
         }
         for key, value in of_images.items():
             if value is not None:

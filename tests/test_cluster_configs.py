@@ -7,6 +7,7 @@ against the models below (KubeRay v1.6, ``ray.io/v1``; pods after Kubernetes ``c
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -196,12 +197,17 @@ def test_rayjob_has_the_fields_of_the_custom_resource_and_no_other() -> None:
     assert images == {job.spec.ray_cluster_spec.head_group_spec.template.spec.containers[0].image}
 
 
-def test_training_run_asks_for_what_the_clusters_offer() -> None:
-    config = load_config(CLUSTER / "train.yaml")
+@pytest.mark.parametrize("name", ["train.yaml", "episodes.yaml"])
+def test_training_run_asks_for_what_the_clusters_offer(name: str) -> None:
+    config = load_config(CLUSTER / name)
     assert config.decode.label_selector == SELECTOR
     for types in (gcp()["available_node_types"], kuberay()["available_node_types"]):
         assert config.train.workers <= types["train"]["max_workers"]
         assert config.decode.actors[1] <= types["decode"]["max_workers"] * types["decode"]["resources"]["CPU"]
+
+
+def test_training_run_makes_frames_of_one_size() -> None:
+    config = load_config(CLUSTER / "train.yaml")
     for key in ("cpu", "eval"):
         image, target = np.zeros((480, 640, 3), np.uint8), {"boxes": np.array([[8, 8, 99, 99]], np.float32)}
         target |= {"area": np.array([8281], np.float32), "labels": np.array([1]), "iscrowd": np.array([0])}
@@ -211,15 +217,43 @@ def test_training_run_asks_for_what_the_clusters_offer() -> None:
 
 def test_rayjob_runs_a_file_of_the_image_with_a_valid_configuration() -> None:
     entrypoint = load("kuberay-rayjob.yaml")["spec"]["entrypoint"]
-    folder = re.search(r"(?m)^WORKDIR (.+)$", (CLUSTER / "Dockerfile").read_text(encoding="utf-8"))
-    assert folder
-    program, flag, file, *overrides = entrypoint.replace(folder[1], str(CLUSTER.parents[1])).split()[1:]
+    program, flag, file, *overrides = entrypoint.replace(image_folder(), str(CLUSTER.parents[1])).split()[1:]
     assert flag == "--config"
     assert Path(program).is_file()
     load_config(file, overrides)
 
 
-@pytest.mark.parametrize("name", ["gcp.yaml", "kuberay-rayjob.yaml", "Dockerfile", "train.yaml"])
+def image_folder() -> str:
+    """Where the image has the repository."""
+    folder = re.search(r"(?m)^WORKDIR (.+)$", (CLUSTER / "Dockerfile").read_text(encoding="utf-8"))
+    assert folder
+    return folder[1]
+
+
+def test_ray_job_script_submits_a_file_of_the_image_with_its_options(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')  # says what it would have been given
+    ray.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RAY_API_SERVER_ADDRESS": "http://head:8265"}
+    script = [str(CLUSTER / "ray-job.sh"), "data.path=my data", "--dummy"]
+    said = subprocess.run(script, env=path, check=True, capture_output=True, text=True).stdout.splitlines()
+    head, command = said[: said.index("--")], said[said.index("--") + 1 :]
+    assert head == ["job", "submit", "--address", "http://head:8265"]
+    interpreter, program, flag, file, *options = [
+        part.replace(image_folder(), str(CLUSTER.parents[1])) for part in command
+    ]
+    assert (interpreter, flag, options) == ("python", "--config", ["data.path=my data", "--dummy"])
+    assert Path(program).is_file()
+    load_config(file, options[:1])
+
+
+def test_slurm_script_is_one_that_bash_reads() -> None:
+    subprocess.run(["bash", "-n", str(CLUSTER / "slurm.sbatch")], check=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["gcp.yaml", "kuberay-rayjob.yaml", "Dockerfile", "train.yaml", "episodes.yaml", "ray-job.sh"]
+)
 def test_placeholders_are_documented_and_nothing_is_secret(name: str) -> None:
     text = (CLUSTER / name).read_text(encoding="utf-8")
     documented = set(re.findall(r"YOUR_[A-Z_]+", DOCS.read_text(encoding="utf-8")))

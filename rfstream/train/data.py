@@ -9,6 +9,7 @@ import torch
 
 from rfstream.batch import Batch
 from rfstream.config import Config
+from rfstream.episodes.batch import EpisodeBatch
 from rfstream.errors import ConfigError, StateError, StreamError
 from rfstream.loader import B, EvaluationLoader, RankLoader, ray_loader
 from rfstream.plan.position import Position
@@ -16,6 +17,9 @@ from rfstream.plan.windows import evaluation_batches
 from rfstream.stream.ranks import peers_of_group
 from rfstream.train.device import DeviceBatch, DeviceStage
 from rfstream.train.lightning import pl
+
+StreamBatch = Batch | EpisodeBatch
+"""What a stream yields, by ``data.format``."""
 
 
 class StreamDataModule(pl.LightningDataModule):
@@ -28,22 +32,18 @@ class StreamDataModule(pl.LightningDataModule):
     A run resumed inside an epoch gets the remaining batches of that epoch. Lightning keeps no accumulated gradients, so
     save on an optimizer step (``ModelCheckpoint(every_n_train_steps=...)`` does) for the same weights afterwards.
 
-    Raises:
-        ConfigError: if the data are no images.
+    A model's steps receive a :class:`rfstream.train.device.DeviceBatch` of images, or of episodes an
+    :class:`rfstream.episodes.batch.EpisodeBatch`, on the training device.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        if config.data.format != "pack":
-            raise ConfigError(
-                f"StreamDataModule takes images and data.format is {config.data.format}: iterate rfstream.ray_loader"
-            )
         self.config = config
         self._stage = DeviceStage(config.augment.device, seed=config.stream.seed)
-        self._stream: TrainingStream[Batch] = TrainingStream(self)
-        self._loader: RankLoader[Batch] | None = None
+        self._stream: TrainingStream[StreamBatch] = TrainingStream(self)
+        self._loader: RankLoader[StreamBatch] | None = None
 
-    def train_dataloader(self) -> TrainerBatches[Batch]:
+    def train_dataloader(self) -> TrainerBatches[StreamBatch]:
         """This rank's training batches, from where the trainer stands.
 
         Raises:
@@ -73,7 +73,7 @@ class StreamDataModule(pl.LightningDataModule):
         """This rank's part of the split in the role ``test``; none if the configuration has no such role."""
         return self._evaluation("test")
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(self, batch: StreamBatch, device: torch.device, dataloader_idx: int) -> StreamBatch:
         """Copy to ``device``; through page-locked memory for a GPU, so that the CPU doesn't wait for the copy.
 
         The copy runs on the stream of the training steps, after the one before.
@@ -82,8 +82,13 @@ class StreamDataModule(pl.LightningDataModule):
             return batch.pin_memory().to(device, non_blocking=True)
         return batch.to(device)
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> DeviceBatch:
-        """Scale, augment (in training alone) and normalise on the device."""
+    def on_after_batch_transfer(self, batch: StreamBatch, dataloader_idx: int) -> DeviceBatch | EpisodeBatch:
+        """Scale, augment (in training alone) and normalise images on the device.
+
+        Episodes stay as they are: :meth:`rfstream.episodes.batch.EpisodeBatch.pixels` scales what a model looks at.
+        """
+        if isinstance(batch, EpisodeBatch):
+            return batch
         training = self._trainer.training
         number = self._stream.number_of(batch.step) if training else 0
         stage = self._stage.to(batch.images.device)
@@ -305,12 +310,12 @@ class EvaluationBatches:
     it in the epoch's end for ever. The iterator ends after this rank's own batches.
     """
 
-    def __init__(self, loader: EvaluationLoader, batch_size: int) -> None:
+    def __init__(self, loader: EvaluationLoader[StreamBatch], batch_size: int) -> None:
         self._loader = loader
         self._length = len(evaluation_batches(loader.index.num_samples, loader.world_size, batch_size, rank=0))
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         return iter(self._loader)

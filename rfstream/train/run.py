@@ -16,6 +16,7 @@ import torch
 from rfstream.config import Config, PackConfig, import_object
 from rfstream.dataset import storage
 from rfstream.dataset.roles import split_of
+from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
 from rfstream.stream.pipeline import build_pipeline
@@ -35,7 +36,8 @@ def train(config: Config) -> Metrics:
         RFStreamError: whatever the stream refuses.
     """
     if config.train.model is None and config.train.entry is None:
-        raise ConfigError("train.model is required: package.module:name of a callable (class_names, **model_args)")
+        first = "class_names" if config.data.format == "pack" else "episode_index"
+        raise ConfigError(f"train.model is required: package.module:name of a callable ({first}, **model_args)")
     if config.train.resume is not None and not storage.exists(config.train.resume):
         raise ConfigError(f"train.resume={config.train.resume} does not exist: name a checkpoint file")
     return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](_located(config))
@@ -204,14 +206,16 @@ def _fit_model(
     run = config.train
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
-    model = _model(config, split_of(config, "train").class_names())
+    index = pipeline.index
+    model = _model(config, index if isinstance(index, EpisodeIndex) else split_of(config, "train").class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
+    inside = [] if run.checkpoint_steps is None else [_StepCheckpoint(run.output, run.checkpoint_steps)]
     trainer = pl.Trainer(
         accelerator=run.accelerator,
         max_epochs=run.epochs,
         accumulate_grad_batches=pipeline.plan.windows.grad_accum,
         # Callbacks run in this order: what is saved or reported at an epoch's end comes last.
-        callbacks=[Timing(), _SameBuffers(), checkpoints],
+        callbacks=[Timing(), _SameBuffers(), *inside, checkpoints],
         enable_checkpointing=isinstance(checkpoints, pl.callbacks.ModelCheckpoint),
         logger=pl.loggers.CSVLogger(run.output, name="", version=""),
         log_every_n_steps=10,
@@ -226,15 +230,34 @@ def _fit_model(
 def newest_checkpoint(output: str) -> pl.callbacks.ModelCheckpoint:
     """Saves each epoch's end as ``checkpoints/last.ckpt`` in ``output``, a local folder or any fsspec URL."""
     folder = storage.join(output, "checkpoints")
-    return pl.callbacks.ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
+    return pl.callbacks.ModelCheckpoint(
+        folder, save_last=True, save_on_train_epoch_end=True, enable_version_counter=False
+    )
 
 
-def _model(config: Config, class_names: list[str]) -> pl.LightningModule:
+class _StepCheckpoint(pl.Callback):
+    """Saves every ``steps`` optimizer steps under the same name.
+
+    Only where the optimizer has stepped: Lightning's own callback may save between two steps of a resumed run, and then
+    loses the gradients that were accumulated.
+    """
+
+    def __init__(self, output: str, steps: int) -> None:
+        self._path = storage.join(output, "checkpoints/last.ckpt")
+        self._steps = steps
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Collective over all ranks."""
+        if batch.window_end and trainer.global_step % self._steps == 0:
+            trainer.save_checkpoint(self._path)
+
+
+def _model(config: Config, data: list[str] | EpisodeIndex) -> pl.LightningModule:
     name, arguments = config.train.model, config.train.model_args
     assert name is not None
     builder = import_object(name, "train.model")
     try:
-        model = builder(class_names, **arguments)
+        model = builder(data, **arguments)
     except TypeError as error:
         raise ConfigError(f"train.model={name!r} can't be built with model_args {arguments}: {error}") from error
     if not isinstance(model, pl.LightningModule):
