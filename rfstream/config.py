@@ -153,7 +153,7 @@ class StreamConfig(_Section):
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     """The longest any wait may last, seconds."""
     assembly: Literal["auto", "fused", "staged"] = "auto"
-    """Read inside the decode actors (``fused``, for local bytes) or in read tasks before them (``staged``, for remote
+    """Read inside the decode actors (``fused``, for local bytes) or in actors before them (``staged``, for remote
     bytes); ``auto`` looks at the path."""
     on_bad_sample: Literal["raise", "replace", "quarantine"] = "raise"
     """What training does with a sample that can't be decoded: stop, take another in its place, or do that and report it

@@ -23,7 +23,7 @@ from packing import pack_here
 from rfstream.config import Config
 from rfstream.errors import ConfigError, StreamError
 from rfstream.tools.scenes import make_scenes
-from rfstream.train.run import train
+from rfstream.train.run import located, train
 
 # Processes that import torch and Lightning come and go here: 20 s a test on two idle cores, far more on busy ones.
 pytestmark = pytest.mark.timeout(900)
@@ -161,6 +161,24 @@ def test_refuses_what_does_not_fit(seven: Path, ray_session: None, tmp_path: Pat
     ):
         with pytest.raises(ConfigError, match=message):
             train(Config(**values(seven, tmp_path / "out", **run)))
+
+
+def test_local_paths_hold_in_other_working_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = {"output": "out", "resume": "last.ckpt"}
+    cache = {"folder": "cache", "bytes": "1MB"}
+    stream = {"on_bad_sample": "quarantine", "quarantine": "bad"}
+    one = Config(data={"path": "pack", "shards": "gs://b/shards", "cache": cache}, stream=stream, train=run)
+    several = Config(data={"path": [{"path": "a", "shards": "b"}, {"path": "gs://b/pack"}]})
+    data, train = located(one).data, located(one).train
+    assert (data.path, data.shards) == (f"{tmp_path}/pack", "gs://b/shards")
+    assert data.cache is not None and data.cache.folder == f"{tmp_path}/cache"
+    assert located(one).stream.quarantine == f"{tmp_path}/bad"
+    assert (train.output, train.resume) == (f"{tmp_path}/out", f"{tmp_path}/last.ckpt")
+    assert [(pack.path, pack.shards) for pack in located(several).data.packs] == [
+        (f"{tmp_path}/a", f"{tmp_path}/b"),
+        ("gs://b/pack", None),
+    ]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -127,7 +127,7 @@ def _plan_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         ("windows per epoch", f"{windows.windows:,} (optimizer steps)"),
         ("batches per epoch", f"{windows.batches_per_rank:,} a rank, {windows.batches:,} in all"),
         ("tail", _tail(windows)),
-        ("assembly", "fused: decode actors read" if pipeline.fused else "staged: read tasks, then decode actors"),
+        ("assembly", "fused: decode actors read" if pipeline.fused else "staged: read actors, then decode actors"),
         ("bytes per read", per_read + (" (one sample)" if pipeline.fused else "")),
         ("epochs per execution", f"{pipeline.epochs_per_execution():,}"),
     ]

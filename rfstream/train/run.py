@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel
 
-from rfstream.config import Config, PackConfig, import_object
+from rfstream.config import Config, import_object
 from rfstream.dataset import storage
 from rfstream.dataset.roles import split_of
 from rfstream.episodes.index import EpisodeIndex
@@ -26,6 +27,7 @@ from rfstream.train.lightning import pl, ray_lightning
 from rfstream.train.timing import Timing
 
 Metrics = dict[str, float]
+S = TypeVar("S", bound=BaseModel)
 
 
 def train(config: Config) -> Metrics:
@@ -40,29 +42,29 @@ def train(config: Config) -> Metrics:
         raise ConfigError(f"train.model is required: package.module:name of a callable ({first}, **model_args)")
     if config.train.resume is not None and not storage.exists(config.train.resume):
         raise ConfigError(f"train.resume={config.train.resume} does not exist: name a checkpoint file")
-    return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](_located(config))
+    return {"local": _local, "ray": _ray, "torchrun": _torchrun}[config.train.launcher](located(config))
 
 
-def _located(config: Config) -> Config:
+def located(config: Config) -> Config:
     """``config`` with local paths made absolute: Ray's workers have working folders of their own."""
-
-    def absolute(path: str) -> str:
-        local = storage.local_path(path)
-        return path if local is None else str(local.absolute())
-
-    run, path = config.train, config.data.path
-    where: str | list[PackConfig]
-    if isinstance(path, str):
-        where = absolute(path)
-    else:
-        where = [pack.model_copy(update={"path": absolute(pack.path)}) for pack in path]
-    resume = None if run.resume is None else absolute(run.resume)
+    data, stream, run = config.data, config.stream, config.train
+    path = data.path if isinstance(data.path, str) else [_absolute(pack, "path", "shards") for pack in data.path]
+    cache = None if data.cache is None else _absolute(data.cache, "folder")
+    data = data.model_copy(update={"path": path, "cache": cache})
     return config.model_copy(
         update={
-            "data": config.data.model_copy(update={"path": where}),
-            "train": run.model_copy(update={"output": absolute(run.output), "resume": resume}),
+            "data": _absolute(data, "path", "shards"),
+            "stream": _absolute(stream, "quarantine"),
+            "train": _absolute(run, "output", "resume"),
         }
     )
+
+
+def _absolute(section: S, *keys: str) -> S:
+    """``section`` with those of ``keys`` that hold a local path made absolute."""
+    values = {key: getattr(section, key) for key in keys}
+    local = {key: storage.local_path(value) for key, value in values.items() if isinstance(value, str)}
+    return section.model_copy(update={key: str(path.absolute()) for key, path in local.items() if path is not None})
 
 
 def _local(config: Config) -> Metrics:
