@@ -65,9 +65,13 @@ def read_packets(url: str, fps: float, deadline_s: float) -> PacketTable:
         # Without parsers, which would look for key frames in the zeros.
         with av.open(_Header(url, size, deadline_s), options={"fflags": "noparse"}) as container:
             stream = container.streams.video[0]
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            found = [(p.pos, p.size, p.pts, p.dts, p.is_keyframe, p.is_discard) for p in packets]
-            is_cut = len(packets) < stream.frames or any(packet.is_corrupt for packet in packets)
+            # Packets themselves are not kept: each holds as many bytes of zeros as the file has of pixels.
+            found = [
+                (p.pos, p.size, p.pts, p.dts, p.is_keyframe, p.is_discard, p.is_corrupt)
+                for p in container.demux(stream)
+                if p.size
+            ]
+            is_cut = len(found) < stream.frames or any(is_corrupt for *_, is_corrupt in found)
             context, unit = stream.codec_context, float(stream.time_base)
             codec, extradata = context.name, bytes(context.extradata or b"")
             # Other containers wrap packets, so that their bytes do not begin where FFmpeg says that they lie.
@@ -78,7 +82,7 @@ def read_packets(url: str, fps: float, deadline_s: float) -> PacketTable:
         raise DatasetError(f"{url}: its header speaks of more frames than its {size} bytes hold; copy it again")
     if not is_mp4 or not found or any(value is None for packet in found for value in packet):
         raise DatasetError(f"{url}: its header does not say where and when each frame is; write it again as MP4")
-    offset, nbytes, pts, dts, is_key, is_hidden = np.array(found, dtype=np.int64).T.copy()
+    offset, nbytes, pts, dts, is_key, is_hidden, _ = np.array(found, dtype=np.int64).T.copy()
     if (offset[1:] < (offset + nbytes)[:-1]).any():
         raise DatasetError(f"{url}: its frames do not lie in the order that they are decoded in; write it again")
     shown = np.flatnonzero(is_hidden == 0)
