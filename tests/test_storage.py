@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from gcs import BUCKET
+from hypothesis import given
+from hypothesis import strategies as st
 from packing import files_in, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
@@ -173,6 +176,19 @@ def test_what_is_absent_is_not_tried_again(remote: str, line: BadStorage, web: B
     with pytest.raises(DatasetError, match=r"none.tar: can't be read \(No such file"):
         storage.read_range(f"{url}/none.tar", 0, 10)
     assert (line if where == "gs" else web).requests.total() <= 4
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60)).map(lambda span: (span[0], sum(span))), max_size=20)
+
+
+@given(SPANS, st.integers(0, 20))
+def test_merged_spans_hold_all_and_little_more(spans: list[tuple[int, int]], max_gap: int) -> None:
+    found = storage.merged(spans, max_gap)
+    assert all(any(begin <= low and high <= end for begin, end in found) for low, high in spans)
+    assert all(later - end > max_gap for (_, end), (later, _) in pairwise(found))
+    wanted = {at for low, high in spans for at in range(low, high)}
+    assert all(begin in {low for low, _ in spans} and end in {high for _, high in spans} for begin, end in found)
+    assert all(wanted & set(range(at, at + max_gap + 1)) for begin, end in found for at in range(begin, end - max_gap))
 
 
 def test_a_file_at_a_url_is_the_file(pack: SplitIndex, web: BadStorage) -> None:

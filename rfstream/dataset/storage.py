@@ -11,12 +11,11 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
 from typing_extensions import Buffer
 
 from rfstream.dataset.remote import ask, at_once, call
@@ -196,10 +195,21 @@ def read_near(
     Raises:
         DatasetError: if it can't be read.
     """
-    starts, ends = ([span[i] for span in spans] for i in (0, 1))
-    _, starts, ends = fsspec.utils.merge_offset_ranges([url] * len(spans), starts, ends, max_gap=MAX_GAP)
-    data = read_ranges([url] * len(starts), list(zip(starts, ends, strict=True)), deadline_s)
-    return [(start, memoryview(part)) for start, part in zip(starts, data, strict=True)]
+    wanted = merged(spans)
+    data = read_ranges([url] * len(wanted), wanted, deadline_s)
+    return [(begin, memoryview(part)) for (begin, _), part in zip(wanted, data, strict=True)]
+
+
+def merged(spans: Iterable[tuple[int, int]], max_gap: int = MAX_GAP) -> list[tuple[int, int]]:
+    """Spans ``begin <= b < end`` that hold all of ``spans``, ascending, where those at most ``max_gap`` bytes apart are
+    one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if found and begin - found[-1][1] <= max_gap:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
 
 
 def open_binary(url: str, deadline_s: float = DEADLINE_S, buffer: int = _BUFFER) -> IO[bytes]:
@@ -237,8 +247,10 @@ def sizes_of(urls: Sequence[str], deadline_s: float = DEADLINE_S) -> list[int]:
     return at_once(lambda url: size_of(url, deadline_s), urls)
 
 
-def sizes_in(folder: str) -> dict[str, int]:
+def sizes_in(folder: str) -> dict[str, int | None]:
     """Name -> size in bytes of the files that lie directly in ``folder``; empty if there is no such folder.
+
+    A size is ``None`` where a listing has none, as those over HTTP.
 
     Raises:
         DatasetError: if it can't be listed.

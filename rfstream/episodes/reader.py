@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 
@@ -30,9 +29,10 @@ from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
 
 _TABLES = 64
-"""Packet tables that a process keeps; of a file with an hour at 30 frames a second one has 5 MB."""
+"""Packet tables that a process keeps at least; of a file with an hour at 30 frames a second one has 5 MB."""
 _POOLS = 2
-"""Pools whose rows a process keeps: the one that is read, and that of a batch that began in the one before."""
+"""Pools whose rows and packet tables a process keeps: the one that is read, and that of a batch that began in the one
+before."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class EpisodeReader:
     def __init__(self, spec: EpisodeReaderSpec) -> None:
         self._spec = spec
         self._rows: dict[int, EpisodeRows] = {}  # in the order of their last use
-        self._packets = lru_cache(_TABLES)(lambda url: read_packets(url, spec.layout.fps, spec.deadline_s))
+        kept = max(_TABLES, _POOLS * spec.pool_size * len(self._video_cameras))  # each episode may lie in its own files
+        self._packets = lru_cache(kept)(lambda url: read_packets(url, spec.layout.fps, spec.deadline_s))
 
     @cached_property
     def index(self) -> EpisodeIndex:
@@ -125,6 +126,10 @@ class EpisodeReader:
         """Rows of episodes by their place in the metadata's tables."""
         dataset, spec = self.index.dataset, self._spec
         found = {at: self._rows.pop(at) for at in sorted(wanted) if at in self._rows}
+        # What is kept of the last read makes room for this one before it begins.
+        room = max(self._kept - len(wanted), 0)
+        for at in list(self._rows)[: max(len(self._rows) - room, 0)]:
+            del self._rows[at]
         of_file: dict[str, list[int]] = defaultdict(list)
         for at in sorted(wanted - found.keys()):
             of_file[dataset.data_url(at)].append(at)
@@ -134,8 +139,6 @@ class EpisodeReader:
             read = read_episodes(url, asked, spec.layout, len(dataset.tasks), spec.deadline_s)
             found |= {at: read[episode.number] for at, episode in zip(members, asked, strict=True)}
         self._rows |= found
-        for at in list(self._rows)[: -max(len(found), self._kept)]:
-            del self._rows[at]
         return found
 
     @cached_property
@@ -149,7 +152,7 @@ class EpisodeReader:
         dataset = self.index.dataset
         table = self._packets(dataset.video_url(camera.name, place.at))
         first, length = (int(column[place.at]) for column in (dataset.videos[camera.name].first, dataset.length))
-        if first + length > len(table):
+        if first < 0 or first + length > len(table):
             raise DatasetError(
                 f"{table.url}: has {len(table)} frames, and episode {dataset.number[place.at]} has frames {first} to "
                 f"{first + length - 1} of it; copy the file again"
@@ -159,15 +162,14 @@ class EpisodeReader:
 
     def _fetched(self, camera: Field, places: Sequence[_Place]) -> _Bytes:
         """What the frames of ``places`` need of a camera's files, near ranges in one."""
-        spans: list[tuple[str, int, int]] = []
+        spans: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for place in places:
             table, _, frames = self._frames(camera, place)
             for packet, key in {(int(table.packet[f]), int(table.key[f])) for f in frames}:
-                spans.append((table.url, int(table.offset[key]), int(table.offset[packet] + table.size[packet])))
-        urls, starts, ends = (list(column) for column in zip(*sorted(set(spans)), strict=True))
-        urls, starts, ends = fsspec.utils.merge_offset_ranges(urls, starts, ends, max_gap=storage.MAX_GAP, sort=False)
-        data = storage.read_ranges(urls, list(zip(starts, ends, strict=True)), self._spec.deadline_s)
-        return _Bytes(list(zip(urls, starts, data, strict=True)))
+                spans[table.url].add((int(table.offset[key]), int(table.offset[packet] + table.size[packet])))
+        near = [(url, span) for url in sorted(spans) for span in storage.merged(spans[url])]
+        data = storage.read_ranges([url for url, _ in near], [span for _, span in near], self._spec.deadline_s)
+        return _Bytes([(url, begin, part) for (url, (begin, _)), part in zip(near, data, strict=True)])
 
     def _steps(
         self, places: Sequence[_Place], episodes: Mapping[int, EpisodeRows], videos: Mapping[str, _Bytes]
@@ -189,7 +191,6 @@ class EpisodeReader:
                     row=place.row,
                     dataset=dataset.root,
                     episode=number,
-                    frame=place.frame,
                     timestamp=float(rows.timestamp[place.frame]),
                     record=record.tobytes(),
                     shots=tuple(of_camera[i] for of_camera in shots.values()),

@@ -56,7 +56,6 @@ class EncodedStep:
     row: int
     dataset: str
     episode: int
-    frame: int
     timestamp: float
     record: bytes
     shots: tuple[tuple[Shot, ...], ...]
