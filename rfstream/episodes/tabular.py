@@ -9,27 +9,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rfstream.dataset import storage
 from rfstream.episodes.layout import PAD, TASK, Field, Layout
+from rfstream.episodes.metadata import INFO
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
 
 _ORDER = ("episode_index", "frame_index", "index", "timestamp", "task_index")
 """Columns that every dataset has, and that say which row is which."""
-_NESTED = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ExtensionArray)
+_LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeRows:
     """An episode in memory: ``columns`` holds an array (n, *shape) a tabular field, ``pictures`` the encoded images
-    of each camera whose images lie in Parquet, ``task`` int64 (n,), ``timestamp`` float32 (n,)."""
+    of each camera whose images lie in Parquet, ``task`` int64 (n,), ``timestamp`` float64 (n,)."""
 
     columns: Mapping[str, npt.NDArray[Any]]
-    pictures: Mapping[str, pa.Array]
+    pictures: Mapping[str, pa.ChunkedArray]
     task: IntArray
-    timestamp: npt.NDArray[np.float32]
+    timestamp: npt.NDArray[np.float64]
 
     def write(self, layout: Layout, frame: int, record: np.void) -> None:
         """Fill a sample's ``record`` (see :meth:`Layout.record_type`) with the windows around ``frame``."""
@@ -88,10 +90,20 @@ def read_episodes(
     found = {}
     for episode in wanted:
         at = np.flatnonzero(number == episode.number)
-        whole = len(at) == episode.length and (np.diff(at) == 1).all()
-        rows = table.slice(at[0], len(at)) if whole else table.take(at)
+        rows = _taken(f"{url}: episode {episode.number}", table, at)
         found[episode.number] = _episode(url, episode, rows, layout, pictured, tasks)
     return found
+
+
+def _taken(where: str, table: pa.Table, at: IntArray) -> pa.Table:
+    """Rows ``at`` of a table, without a copy where they follow each other."""
+    if len(at) and (np.diff(at) == 1).all():
+        return table.slice(at[0], len(at))
+    try:
+        return table.take(at)
+    except pa.ArrowException as error:  # more than 2 GB of images
+        reason = storage.describe(error)
+        raise DatasetError(f"{where}: its rows can't be put in order ({reason}); write them in order") from None
 
 
 def _groups(metadata: pq.FileMetaData, numbers: Sequence[int]) -> list[int]:
@@ -110,18 +122,18 @@ def _groups(metadata: pq.FileMetaData, numbers: Sequence[int]) -> list[int]:
 def _episode(
     url: str, episode: Wanted, rows: pa.Table, layout: Layout, pictured: Sequence[str], tasks: int
 ) -> EpisodeRows:
-    frame = _integers(url, rows, "frame_index")
+    where, frame = f"{url}: episode {episode.number}", _integers(url, rows, "frame_index")
     if (np.diff(frame) < 0).any():
         order = np.argsort(frame, kind="stable")
-        rows, frame = rows.take(order), frame[order]
+        rows, frame = _taken(where, rows, order), frame[order]
     index, task = (_integers(url, rows, name) for name in ("index", "task_index"))
-    where, expected = f"{url}: episode {episode.number}", np.arange(episode.length)
+    expected = np.arange(episode.length)
     if not (np.array_equal(frame, expected) and np.array_equal(index - episode.start, expected)):
         raise DatasetError(
             f"{where} has {len(frame)} rows that are not frames 0 to {episode.length - 1} in order, as the metadata "
             "says: write the episode again"
         )
-    timestamp = _values(url, rows, Field("timestamp", "float32", (), None))
+    timestamp = _values(url, rows, Field("timestamp", "float64", (), None))
     _check_times(where, timestamp, layout.fps)
     if task.min() < 0 or task.max() >= tasks:
         raise DatasetError(f"{where} has task_index {task.max()} and meta/tasks.parquet has {tasks} tasks; correct it")
@@ -129,9 +141,8 @@ def _episode(
     return EpisodeRows(columns, {name: _pictures(url, rows, name) for name in pictured}, task, timestamp)
 
 
-def _check_times(where: str, timestamp: npt.NDArray[np.float32], fps: float) -> None:
+def _check_times(where: str, seconds: npt.NDArray[np.float64], fps: float) -> None:
     """Raise DatasetError unless the timestamps rise by about a frame a row."""
-    seconds = timestamp.astype(np.float64)
     back = np.flatnonzero(np.diff(seconds) <= 0)
     if len(back):
         at = int(back[0]) + 1
@@ -153,28 +164,46 @@ def _integers(url: str, rows: pa.Table, name: str) -> IntArray:
 
 
 def _values(url: str, rows: pa.Table, field: Field) -> npt.NDArray[Any]:
-    """A column as an array (n, *shape) of the field's dtype: nested lists, or a scalar for shape ()."""
-    column = rows[field.name].combine_chunks()
-    while isinstance(column, _NESTED) and not column.null_count:
-        column = column.storage if isinstance(column, pa.ExtensionArray) else column.flatten()
-    if column.null_count:
-        raise DatasetError(f"{url}: column {field.name!r} has values that are absent; write the file again")
+    """A column as an array (n, *shape) of the field's dtype: nested lists, or a scalar for shape ().
+
+    Numbers of another type are taken where the field's type holds all of that one.
+    """
     try:
-        values = column.to_numpy(zero_copy_only=False).reshape(len(rows), *field.shape)
-        return np.array(values, dtype=field.dtype)  # a copy: not all that was read stays
-    except (ValueError, TypeError, pa.ArrowException) as error:
-        raise DatasetError(
-            f"{url}: column {field.name!r} is {rows.schema.field(field.name).type}, and meta/info.json says "
-            f"{field.dtype} {list(field.shape)} ({storage.describe(error)}); correct it"
-        ) from None
+        sizes, values = _flat(rows[field.name].combine_chunks())
+        if values is None:
+            raise DatasetError(f"{url}: column {field.name!r} has values that are absent; write the file again")
+        fits = sizes in [[[size] for size in shape] for shape in (field.shape, field.shape or (1,))]
+        if fits and values.dtype.kind in "biuf" and np.can_cast(values.dtype, field.dtype):
+            return np.array(values, dtype=field.dtype).reshape(len(rows), *field.shape)  # a copy: the rest may go
+        lengths = f" with lists of {sizes}" if sizes else ""
+    except pa.ArrowException as error:
+        lengths = f" ({storage.describe(error)})"
+    raise DatasetError(
+        f"{url}: column {field.name!r} is {rows.schema.field(field.name).type}{lengths}, and {INFO} says "
+        f"{field.dtype} {list(field.shape)}; correct it"
+    )
 
 
-def _pictures(url: str, rows: pa.Table, name: str) -> pa.Array:
+def _flat(column: pa.Array) -> tuple[list[list[int]], npt.NDArray[Any] | None]:
+    """The lengths that lists have at each level of a column, and its values end to end; ``None`` if some are absent."""
+    sizes = []
+    while not column.null_count:
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        elif isinstance(column, _LISTS):
+            sizes.append(sorted(pc.unique(pc.list_value_length(column)).to_pylist()))
+            column = column.flatten()
+        else:
+            return sizes, column.to_numpy(zero_copy_only=False)
+    return sizes, None
+
+
+def _pictures(url: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
     """The encoded images of a camera: a column struct<bytes, path>."""
-    column = rows[name].combine_chunks()
+    column = rows[name]
     if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
         raise DatasetError(f"{url}: column {name!r} is {column.type}, not struct<bytes, path>; write the file again")
-    data = column.field("bytes")
+    data = pc.struct_field(column, "bytes")
     if data.null_count:
         raise DatasetError(f"{url}: column {name!r} names image files and does not hold them; write the file again")
     return data
