@@ -78,7 +78,11 @@ def edit_info(root: Path, **changes: Any) -> None:
 def set_value(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
     values = table[column].to_pylist()
     values[row] = value
-    return table.set_column(table.column_names.index(column), table.field(column), pa.array(values, table[column].type))
+    return set_column(table, column, pa.array(values, table[column].type))
+
+
+def set_column(table: pa.Table, column: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.column_names.index(column), column, values)
 
 
 def encode(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
-from collections.abc import Iterator
+import re
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import lerobot
@@ -21,8 +27,12 @@ from PIL import Image
 
 from benchmarks.bad_storage import BadStorage
 from rfstream.dataset import storage
+from rfstream.episodes import reader as episode_reader
 from rfstream.episodes.batch import EpisodeBatch
 from rfstream.episodes.decode import decode_run
+from rfstream.episodes.layout import layout_of
+from rfstream.episodes.metadata import Feature, read_dataset
+from rfstream.episodes.tabular import EpisodeRows
 from rfstream.errors import ConfigError, DatasetError, SampleError
 from rfstream.stream.source import reader_of
 from rfstream.tools.check import check
@@ -143,6 +153,24 @@ def test_rows_may_lie_in_any_order_and_row_groups_anywhere(datasets: Path, writa
     assert_equal(decode(plain, rows), decode(odd, rows))
 
 
+@pytest.mark.parametrize("column", ["task", "__index_level_0__"])
+def test_tasks_are_read_from_an_index_with_or_without_a_name(writable: Path, column: str) -> None:
+    path = writable / "meta/tasks.parquet"
+    tasks = pq.read_table(path)
+    pq.write_table(tasks.rename_columns([column if name == "task" else name for name in tasks.column_names]), path)
+    assert decode(training(config(writable, cameras=[])), [0]).task == ["pick up the red block"]
+
+
+def test_numbers_of_a_narrower_type_are_widened(datasets: Path, writable: Path) -> None:
+    def narrow(table: pa.Table) -> pa.Table:
+        return lerobot.set_column(table, "frame_index", table["frame_index"].cast(pa.int16()))
+
+    for path in writable.glob("data/*/*.parquet"):
+        lerobot.edit_rows(path, narrow)
+    plain, odd = (training(config(root, cameras=[])) for root in (datasets / "ds_video", writable))
+    assert_equal(decode(plain, range(FRAMES)), decode(odd, range(FRAMES)))
+
+
 def test_the_task_may_change_within_an_episode(writable: Path) -> None:
     lerobot.edit_rows(writable / FIRST_DATA, lambda table: lerobot.set_value(table, "task_index", 3, 1))
     batch = decode(training(config(writable, cameras=[])), range(2, 6))
@@ -247,6 +275,47 @@ def test_a_bucket_gives_what_the_folder_gives(
     assert sum(end - begin for _, begin, end in asked) <= sum(videos.values())
 
 
+def test_sizes_are_asked_for_where_listings_have_none(datasets: Path) -> None:
+    local = training(config(datasets / "ds_video")).index
+    serve = partial(SimpleHTTPRequestHandler, directory=datasets)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/ds_video"
+        assert set(storage.sizes_in(f"{url}/data/chunk-000").values()) == {None}
+        remote = replace(local, dataset=replace(local.dataset, root=url))
+        assert remote.nbytes.tolist() == local.nbytes.tolist()
+        server.shutdown()
+
+
+def test_packet_tables_of_a_pool_are_read_once(
+    datasets: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_reader, "_TABLES", 1)
+    reader = reader_of(training(config(datasets / "ds_video", pool_size=12)).reader)
+    list(reader.parts(np.arange(FRAMES), 8))
+    asked.clear()
+    list(reader.parts(np.arange(FRAMES), 8))
+    assert len(asked) == len(list((datasets / "ds_video/videos").rglob("*.mp4")))
+
+
+def test_rows_with_images_are_let_go_before_others_are_read(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(training(config(datasets / "ds_image")).reader)
+    plain = episode_reader.read_episodes
+    read: list[weakref.ref[EpisodeRows]] = []
+    alive = []
+
+    def noted(*arguments: Any) -> dict[int, EpisodeRows]:
+        alive.append(sum(rows() is not None for rows in read))
+        found = plain(*arguments)
+        read.extend(map(weakref.ref, found.values()))
+        return found
+
+    monkeypatch.setattr(episode_reader, "read_episodes", noted)
+    for first in (0, 64, 104):  # an episode each
+        reader.read(np.arange(first, first + 5))
+    assert alive == [0, 0, 0]
+
+
 # What is refused
 
 
@@ -295,9 +364,103 @@ def test_other_folders_versions_and_splits_are_refused(datasets: Path, writable:
     lerobot.edit_info(writable, splits={"train": "most"})
     assert "split 'train' is 'most', not a range" in refusal(writable)
     lerobot.edit_info(writable, splits={})
-    assert "there is no split 'train'" in refusal(writable)
+    assert "no split 'train' (known here: none); name one in data.splits, or leave the role out there" in refusal(
+        writable
+    )
     lerobot.edit_info(writable, codebase_version="v2.1")
     assert "codebase_version 'v2.1'" in refusal(writable)
+
+
+def test_metadata_that_says_nothing_usable_is_refused(writable: Path) -> None:
+    path = writable / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    first, last = (f"videos/{FRONT}/{end}_timestamp" for end in ("from", "to"))
+    pq.write_table(lerobot.set_value(table, last, 0, float("nan")), path)
+    assert f"episode 0 has length 64 and nan frames at fps=30 in the video of {FRONT}" in refusal(writable)
+    pq.write_table(lerobot.set_value(lerobot.set_value(table, first, 0, -0.1), last, 0, 61 / 30), path)
+    assert "has 194 frames, and episode 0 has frames -3 to 60 of it" in refusal(writable)
+    lerobot.edit_info(writable, data_path="data/{chunk_index[0]}.parquet")
+    assert "data_path 'data/{chunk_index[0]}.parquet' is no template for chunk_index, file_index" in refusal(writable)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "sentence"),
+    [
+        ("task", None, "has no column 'task'; write it again with LeRobot"),
+        ("task", [3, 4], "column 'task' is int64, not string .*; write it again with LeRobot"),
+        ("task", ["a", None], "column 'task' has rows without a value"),
+    ],
+)
+def test_tasks_that_are_no_texts_are_refused(
+    writable: Path, column: str, values: list[Any] | None, sentence: str
+) -> None:
+    path = writable / "meta/tasks.parquet"
+    pq.write_table(pa.table({"task_index": [0, 1], **({column: values} if values else {})}), path)
+    with pytest.raises(DatasetError, match=f"meta/tasks.parquet: {sentence}"):
+        training(config(writable))
+
+
+def test_tables_of_episodes_may_differ_in_type_and_must_hold_numbers(datasets: Path, writable: Path) -> None:
+    path = writable / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    half = len(table) // 2
+    wide = lerobot.set_column(table.slice(half), "length", table["length"].slice(half).cast(pa.float64()))
+    pq.write_table(table.slice(0, half), path)
+    pq.write_table(wide, path.with_name("file-900.parquet"))
+    plain, odd = (training(config(root)) for root in (datasets / "ds_video", writable))
+    assert plain.index.digest == odd.index.digest
+    for values, said in ((["x"] * half, "is string, not int64"), ([1.5] * half, "is double, not int64")):
+        pq.write_table(lerobot.set_column(table.slice(0, half), "length", pa.array(values)), path)
+        with pytest.raises(DatasetError, match=f"column 'length' {said}"):
+            training(config(writable))
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "sentence"),
+    [
+        ("action", lambda rows: [row[:5] if at % 2 else [*row, 0.0] for at, row in enumerate(rows)], r"\[\[5, 7\]\]"),
+        ("action", lambda rows: [[row] for row in rows], r"lists of \[\[1\], \[6\]\], and .* says float32 \[6\]"),
+        ("action", lambda rows: [row[0] for row in rows], r"is float, and meta/info.json says float32 \[6\]"),
+        ("task_index", lambda rows: [row + 0.7 for row in rows], r"is double, and meta/info.json says int64 \[\]"),
+        ("task_index", lambda rows: [str(row) for row in rows], r"is string, and meta/info.json says int64 \[\]"),
+    ],
+)
+def test_values_of_another_shape_or_type_are_refused(
+    writable: Path, column: str, change: Callable[[list[Any]], list[Any]], sentence: str
+) -> None:
+    def changed(table: pa.Table) -> pa.Table:
+        kind = pa.float32() if column == "action" else None
+        values = change(table[column].to_pylist())
+        nested: Any = values[0]
+        while kind is not None and isinstance(nested, list):
+            kind, nested = pa.list_(kind), nested[0]
+        return lerobot.set_column(table, column, pa.array(values, kind))
+
+    lerobot.edit_rows(writable / FIRST_DATA, changed)
+    assert re.search(f"{FIRST_DATA}: column '{column}' .*{sentence}.*; correct it", refusal(writable, cameras=[]))
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "sentence"),
+    [
+        (FRONT, {"dtype": "video", "shape": [96]}, r"shape \[96\], and three axes with 3 channels are streamed"),
+        (FRONT, {"dtype": "video", "shape": [96, 128, 1]}, r"\[96, 128, 1\].*; name the other cameras in episodes.c"),
+        ("task", {"dtype": "int64", "shape": [1]}, "feature 'task' has the name of something else in a sample"),
+        ("action_is_pad", {"dtype": "bool", "shape": [1]}, "feature 'action_is_pad' has the name of something else"),
+        ("records", {"dtype": "video", "shape": [96, 128, 3]}, "feature 'records' has the name of something else"),
+        ("header", {"dtype": "video", "shape": [96, 128, 3]}, "feature 'header' has the name of something else"),
+    ],
+)
+def test_features_that_a_sample_can_not_hold_are_refused(
+    datasets: Path, name: str, feature: dict[str, Any], sentence: str
+) -> None:
+    info = read_dataset(str(datasets / "ds_video")).info
+    odd = info.model_copy(update={"features": info.features | {name: Feature(**feature)}})
+    with pytest.raises(DatasetError, match=sentence):
+        layout_of(odd, {"action": [0.0]}, None)
+    layout_of(info, {"action": [0.0]}, None)
+    if name == FRONT:
+        assert [camera.name for camera in layout_of(odd, {}, [WRIST]).cameras] == [WRIST]
 
 
 def test_a_file_that_is_absent_is_refused_before_anything_runs(writable: Path) -> None:
@@ -412,6 +575,19 @@ def test_a_frame_that_can_not_be_decoded_is_named(damaged: Path) -> None:
     decode(training(config(damaged, cameras=[WRIST])), [20])
 
 
+def test_nothing_of_a_frame_that_can_not_be_decoded_is_kept(damaged: Path) -> None:
+    pipeline = training(config(damaged, cameras=[FRONT]))
+    decoder = pipeline.decode.build()
+    (step,) = reader_of(pipeline.reader).read(np.array([20]))
+    run = weakref.ref(step.shots[0][0].source)
+    for _ in range(2):
+        with pytest.raises(SampleError, match="episode 0, frame 20"):
+            decoder.sample(step, 0)
+    del step
+    gc.collect()
+    assert run() is None
+
+
 def test_a_bit_that_turned_is_rarely_taken_for_a_picture(datasets: Path) -> None:
     pipeline, draw = training(config(datasets / "ds_video", cameras=[FRONT])), np.random.default_rng(0)
     other = 0
@@ -421,7 +597,7 @@ def test_a_bit_that_turned_is_rarely_taken_for_a_picture(datasets: Path) -> None
         data[draw.integers(len(data))] ^= 1 << draw.integers(8)
         (plain,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]))).values()
         (turned,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]), data=bytes(data))).values()
-        other += not isinstance(turned, Exception) and not np.array_equal(turned.to_ndarray(), plain.to_ndarray())
+        other += not isinstance(turned, str) and not np.array_equal(turned.to_ndarray(), plain.to_ndarray())
     assert other < 15  # 41 where FFmpeg may conceal what it sees
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rfstream import recycle
-from rfstream.episodes.decode import RECORDS
-from rfstream.episodes.layout import TASK
+from rfstream.episodes.layout import RECORDS, TASK
 from rfstream.stream.wire import WireBatch
 
 

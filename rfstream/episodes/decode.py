@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from rfstream import recycle
 from rfstream.config import MAX_PIXELS
+from rfstream.dataset.retry import describe
 from rfstream.episodes.container import import_av
-from rfstream.episodes.layout import Layout
+from rfstream.episodes.layout import RECORDS, Layout
 from rfstream.episodes.metadata import INFO
 from rfstream.episodes.sample import EncodedStep, Picture, Run, Shot
 from rfstream.plan.position import Fingerprint
@@ -23,8 +24,6 @@ from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
 
 Frame = Any
 """A decoded frame: PyAV's ``VideoFrame``, or of an image uint8 (H, W, 3)."""
-RECORDS = "records"
-"""Array of a wire batch: one structured value a sample (see :meth:`rfstream.episodes.layout.Layout.record_type`)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class EpisodeDecoder:
         self._layout = spec.layout
         self._record = spec.layout.record_type()
         self._max_pixels = spec.max_pixels
-        self._shown: WeakKeyDictionary[Run, dict[int, Frame | Exception]] = WeakKeyDictionary()
+        self._shown: WeakKeyDictionary[Run, dict[int, Frame | str]] = WeakKeyDictionary()
         self._images: WeakKeyDictionary[Picture, Frame] = WeakKeyDictionary()
         raise_pillow_limit(spec.max_pixels)
 
@@ -115,13 +114,15 @@ class EpisodeDecoder:
         if source not in self._shown:
             self._shown[source] = decode_run(source)
         found = self._shown[source][shot.pts]
-        if isinstance(found, Exception):
-            raise found
+        if isinstance(found, str):
+            raise ValueError(found)
         return found
 
 
-def decode_run(run: Run) -> dict[int, Frame | Exception]:
-    """Each wanted frame of ``run`` by the time at which it is shown, or why there is none.
+def decode_run(run: Run) -> dict[int, Frame | str]:
+    """Each wanted frame of ``run`` by the time at which it is shown, or in words why there is none.
+
+    Words, since an exception's traceback would keep the run alive as long as the result.
 
     All in one pass; if that fails, each in a pass of its own that ends with it, so that what is wrong with one frame
     does not depend on which others are wanted.
@@ -130,12 +131,12 @@ def decode_run(run: Run) -> dict[int, Frame | Exception]:
     try:
         return dict(_decoded(run, run.wanted, len(run.pts)))
     except Exception:
-        found: dict[int, Frame | Exception] = {}
+        found: dict[int, Frame | str] = {}
         for pts in run.wanted:
             try:
                 found |= _decoded(run, frozenset([pts]), last[pts] + 1)
             except Exception as error:
-                found[pts] = error
+                found[pts] = describe(error)
         return found
 
 
@@ -173,10 +174,10 @@ def _check_size(frame: Frame, shape: tuple[int, ...]) -> None:
 
 
 def _bad(step: EncodedStep, camera: str, shot: Shot, error: BaseException) -> BadSampleError:
-    source, reason = shot.source, " ".join(str(error).split()) or type(error).__name__
+    source = shot.source
     said = (
         f"{step.dataset}: episode {step.episode}, frame {shot.frame} of {camera} can't be decoded for the sample at "
-        f"{step.timestamp:.3f} s ({reason})"
+        f"{step.timestamp:.3f} s ({describe(error)})"
     )
     bad = BadSample(source.file, step.key, camera, source.offset, said)
     return BadSampleError(bad, "copy the file again, or leave the episode out of episodes.select")

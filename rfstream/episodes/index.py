@@ -117,7 +117,11 @@ def _of_split(dataset: EpisodeDataset, split: str) -> np.ndarray[tuple[int], np.
     """Which episodes ``info.json`` counts to ``split``: a range "first:end" of episode numbers."""
     url, splits = storage.join(dataset.root, INFO), dataset.info.splits
     if split not in splits:
-        raise DatasetError(f"{url}: there is no split {split!r} (known here: {', '.join(splits) or 'none'})")
+        known = ", ".join(splits) or "none"
+        raise DatasetError(
+            f"{url}: there is no split {split!r} (known here: {known}); name one in data.splits, or leave the "
+            "role out there"
+        )
     ends = re.fullmatch(r"(\d+):(\d+)", splits[split])
     if not ends:
         raise DatasetError(f"{url}: split {split!r} is {splits[split]!r}, not a range such as '0:12'; correct it")
@@ -137,5 +141,7 @@ def _shares(places: FilePlaces, urls: Sequence[str], length: IntArray, chosen: I
     absent = next((url for url in urls if url not in sizes), None)
     if absent is not None:
         raise DatasetError(f"{absent} does not exist, and meta/episodes says that episodes lie there; copy it again")
+    unsaid = sorted({url for url in urls if sizes[url] is None})
+    sizes |= zip(unsaid, storage.sizes_of(unsaid, deadline_s), strict=True)
     nbytes = np.array([sizes[url] for url in urls], dtype=np.int64)
     return nbytes * length[chosen] // frames[of_file.reshape(-1)[chosen]]

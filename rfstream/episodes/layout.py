@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rfstream.episodes.metadata import Feature, Info
+from rfstream.episodes.metadata import INFO, Feature, Info
 from rfstream.errors import ConfigError, DatasetError
 from rfstream.plan.keys import IntArray
+from rfstream.stream.wire import HEADER
 
 TOLERANCE_S = 1e-4
 """How far a delta may lie from a multiple of 1/fps, seconds; LeRobot's own default."""
 TASK = "task"
 """Field of a record: the position of the sample's task among the dataset's tasks."""
 PAD = "_is_pad"
+RECORDS = "records"
+"""Array of a wire batch: one structured value a sample (see :meth:`Layout.record_type`)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def layout_of(info: Info, deltas: Mapping[str, Sequence[float]], cameras: Sequen
 
     Raises:
         ConfigError: for a camera or feature that is not there, or a delta that is no multiple of 1/fps.
-        DatasetError: for a type that is not known.
+        DatasetError: for a type that is not known, a camera without three channels, or a name that means another thing.
     """
     found = [name for name, feature in info.features.items() if feature.is_camera]
     chosen = found if cameras is None else list(cameras)
@@ -90,11 +93,27 @@ def layout_of(info: Info, deltas: Mapping[str, Sequence[float]], cameras: Sequen
     def field(name: str, dtype: str, shape: tuple[int, ...]) -> Field:
         return Field(name, dtype, shape, _steps(name, deltas[name], info.fps) if name in deltas else None)
 
-    return Layout(
+    pictures = {name: info.features[name] for name in found if name in chosen}
+    layout = Layout(
         info.fps,
         tuple(field(name, _numpy_name(name, feature), _shape(feature)) for name, feature in tabular.items()),
-        tuple(field(name, info.features[name].dtype, info.features[name].frame) for name in found if name in chosen),
+        tuple(field(name, feature.dtype, _frame(name, feature)) for name, feature in pictures.items()),
     )
+    _check_names(layout)
+    return layout
+
+
+def _check_names(layout: Layout) -> None:
+    """Raise DatasetError where two parts of a sample would have one name."""
+    fields = (*layout.tabular, *layout.cameras)
+    taken = {TASK, *(field.name + PAD for field in fields if field.steps is not None)}
+    of_wire = {RECORDS, HEADER}
+    for field in fields:
+        if field.name in taken or (field in layout.cameras and field.name in of_wire):
+            raise DatasetError(
+                f"{INFO}: feature {field.name!r} has the name of something else in a sample; give it another name in "
+                "the dataset"
+            )
 
 
 def _steps(name: str, deltas: Sequence[float], fps: float) -> tuple[int, ...]:
@@ -108,6 +127,16 @@ def _steps(name: str, deltas: Sequence[float], fps: float) -> tuple[int, ...]:
                 f"{TOLERANCE_S:g}): the nearest is {step / fps:.6g}"
             )
     return tuple(steps)
+
+
+def _frame(name: str, feature: Feature) -> tuple[int, ...]:
+    """Height and width of a camera's pictures."""
+    if len(feature.picture) != 3 or feature.picture[2] != 3:
+        raise DatasetError(
+            f"{INFO}: camera {name} has shape {list(feature.shape)}, and three axes with 3 channels are streamed; "
+            "name the other cameras in episodes.cameras"
+        )
+    return feature.picture[:2]
 
 
 def _shape(feature: Feature) -> tuple[int, ...]:
@@ -124,5 +153,5 @@ def _numpy_name(name: str, feature: Feature) -> str:
     except TypeError:
         kind = np.dtype(object)
     if kind.kind not in "biuf":
-        raise DatasetError(f"meta/info.json: feature {name} has dtype {feature.dtype!r}, which is no type of numbers")
+        raise DatasetError(f"{INFO}: feature {name} has dtype {feature.dtype!r}, which is no type of numbers")
     return kind.name

@@ -26,6 +26,8 @@ from rfstream.plan.keys import IntArray
 INFO = "meta/info.json"
 _TASKS = "meta/tasks.parquet"
 _EPISODES = "meta/episodes/chunk-{chunk:03d}"
+_UNNAMED = {"task": "__index_level_0__"}
+"""Columns that pandas may have as an index without a name, and how it writes one: LeRobot's converter to v3 does so."""
 _VERSION = "v3."
 
 
@@ -42,11 +44,13 @@ class Feature(BaseModel):
         return self.dtype in ("video", "image")
 
     @property
-    def frame(self) -> tuple[int, int]:
-        """Height and width of a camera's pictures: the shape is (H, W, C) unless ``names`` says otherwise."""
+    def picture(self) -> tuple[int, ...]:
+        """Height, width and channels of a camera's pictures: the shape is that unless ``names`` says otherwise. Not
+        three numbers where it has not three axes."""
         names = [str(name) for name in self.names] if isinstance(self.names, list) else []
         axes = [names.index(axis) if axis in names else at for at, axis in enumerate(("height", "width"))]
-        return self.shape[axes[0]], self.shape[axes[1]]
+        others = [at for at in range(len(self.shape)) if at not in axes]
+        return tuple(self.shape[at] for at in (*axes, *others) if at < len(self.shape))
 
 
 class Info(BaseModel):
@@ -127,7 +131,7 @@ def read_dataset(root: str, deadline_s: float = DEADLINE_S) -> EpisodeDataset:
     """
     info, raw = _read_info(root, deadline_s)
     cameras = [name for name, feature in info.features.items() if feature.dtype == "video"]
-    tasks = tuple(_read_table(storage.join(root, _TASKS), ["task"], deadline_s)["task"].to_pylist())
+    tasks = tuple(_read_table(storage.join(root, _TASKS), {"task": pa.string()}, deadline_s)["task"].to_pylist())
     columns = _episode_columns(root, info, cameras, deadline_s)
     digest = hashlib.sha256(raw + "\0".join(tasks).encode())
     for name in sorted(columns):
@@ -175,12 +179,12 @@ def _episode_columns(
     for camera in cameras:
         fields = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
         names += [f"videos/{camera}/{field}" for field in fields]
-    tables = [_read_table(url, names, deadline_s) for url in _episode_files(root, deadline_s)]
+    kinds = {name: pa.float64() if name.endswith("timestamp") else pa.int64() for name in names}
+    tables = [_read_table(url, kinds, deadline_s) for url in _episode_files(root, deadline_s)]
     if not tables:
         raise DatasetError(f"{storage.join(root, _EPISODES.format(chunk=0))}: there are no episodes; copy it again")
     table = pa.concat_tables(tables).sort_by("episode_index")
-    kinds = {name: np.float64 if name.endswith("timestamp") else np.int64 for name in names}
-    return {name: table[name].to_numpy().astype(kind) for name, kind in kinds.items()}
+    return {name: table[name].to_numpy() for name in names}
 
 
 def _episode_files(root: str, deadline_s: float) -> Iterator[str]:
@@ -192,20 +196,39 @@ def _episode_files(root: str, deadline_s: float) -> Iterator[str]:
         yield from (storage.join(folder, name) for name in names)
 
 
-def _read_table(url: str, names: list[str], deadline_s: float) -> pa.Table:
-    """Columns ``names`` of a Parquet file."""
+def _read_table(url: str, kinds: Mapping[str, pa.DataType], deadline_s: float) -> pa.Table:
+    """The columns of a Parquet file that ``kinds`` names, as these types."""
     try:
-        with storage.open_binary(url, deadline_s) as file:
-            table = pq.read_table(file, columns=names)
-            absent = [name for name in names if name not in table.column_names]
+        with storage.open_binary(url, deadline_s) as opened:
+            file = pq.ParquetFile(opened)
+            there = file.schema_arrow.names
+            stored = [name if name in there else _UNNAMED.get(name, name) for name in kinds]
+            absent = [name for name, column in zip(kinds, stored, strict=True) if column not in there]
             if absent:
                 raise DatasetError(f"{url}: has no column {absent[0]!r}; write it again with LeRobot")
-            nulls = [name for name in names if table[name].null_count]
-            if nulls:
-                raise DatasetError(f"{url}: column {nulls[0]!r} has rows without a value; write it again with LeRobot")
-            return table.select(names)
+            table = file.read(columns=stored).select(stored).rename_columns(list(kinds))
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable Parquet file ({storage.describe(error)}); copy it again") from None
+    return pa.table({name: _as_type(url, table, name, kind) for name, kind in kinds.items()})
+
+
+def _as_type(url: str, table: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column of metadata as ``kind``, text or numbers."""
+    column = table[name]
+    if column.null_count:
+        raise DatasetError(f"{url}: column {name!r} has rows without a value; write it again with LeRobot")
+    try:
+        if _is_text(column.type) == _is_text(kind):
+            return column.cast(kind)
+        reason = "text and numbers are not taken for each other"
+    except pa.ArrowException as error:
+        reason = storage.describe(error)
+    raise DatasetError(f"{url}: column {name!r} is {column.type}, not {kind} ({reason}); write it again with LeRobot")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _check_episodes(root: str, info: Info, columns: Mapping[str, Any], cameras: list[str]) -> None:
@@ -226,7 +249,7 @@ def _check_episodes(root: str, info: Info, columns: Mapping[str, Any], cameras: 
         if len(wrong):
             at = wrong[0]
             raise DatasetError(
-                f"{where}: episode {number[at]} has length {length[at]} and {int(span[at])} {what}: correct fps, or "
+                f"{where}: episode {number[at]} has length {length[at]} and {span[at]:g} {what}: correct fps, or "
                 "write the episode again"
             )
 
@@ -234,6 +257,6 @@ def _check_episodes(root: str, info: Info, columns: Mapping[str, Any], cameras: 
 def _filled(key: str, template: str, **values: Any) -> str:
     try:
         name = template.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise DatasetError(f"{INFO}: {key} {template!r} is no template for {', '.join(values)} ({error})") from None
     return check_inside(name, f"{INFO}: {key}")

@@ -17,7 +17,8 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from rfstream.stream.bad import BadSample
 
-_HEADER = "header"
+HEADER = "header"
+"""Column of a row that says what the others hold; no array has this name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def to_row(batch: WireBatch) -> pa.Table:
         "bad": [[position, asdict(bad)] for position, bad in batch.bad],
         "arrays": {name: [dtype_to_descr(value.dtype), value.shape] for name, value in arrays.items()},
     }
-    columns: dict[str, pa.Array] = {_HEADER: pa.array([json.dumps(header)])}
+    columns: dict[str, pa.Array] = {HEADER: pa.array([json.dumps(header)])}
     for name, value in arrays.items():
         offsets = pa.py_buffer(np.array([0, value.nbytes], dtype=np.int64))
         values = pa.py_buffer(value.reshape(-1).view(np.uint8) if value.size else b"")
@@ -57,7 +58,7 @@ def to_row(batch: WireBatch) -> pa.Table:
 
 def from_row(row: pa.Table) -> WireBatch:
     """The batch in an Arrow table of one row. The arrays are read-only views of the table's memory."""
-    header = json.loads(row.column(_HEADER)[0].as_py())
+    header = json.loads(row.column(HEADER)[0].as_py())
     arrays = {
         name: np.frombuffer(row.column(name)[0].as_buffer(), dtype=descr_to_dtype(dtype)).reshape(shape)
         for name, (dtype, shape) in header["arrays"].items()
