@@ -41,13 +41,15 @@ def stream(config: dict[str, Any], seconds: float | None, warm_up: int) -> dict[
     stop, taken = threading.Event(), []
     watch = threading.Thread(target=lambda: taken.extend(memory.readings(stop)))
     watch.start()
-    loader = rfstream.ray_loader(parsed)
-    assert isinstance(loader, RankLoader)
-    with loader:
-        batches = two_epochs(loader) if seconds is None else chain.from_iterable(repeat(loader))
-        arrivals = times(batches, began, seconds or math.inf, warm_up)
-    stop.set()
-    watch.join()
+    try:
+        loader = rfstream.ray_loader(parsed)
+        assert isinstance(loader, RankLoader)
+        with loader:
+            batches = two_epochs(loader) if seconds is None else chain.from_iterable(repeat(loader))
+            arrivals = times(batches, began, seconds or math.inf, warm_up)
+    finally:
+        stop.set()
+        watch.join()
     held = {f"{what} bytes": max((reading[what] for reading in taken), default=0) for what in ("store", "actor")}
     plan = build_pipeline(parsed, "train", 1, training=True).plan
     return {"arrivals": arrivals, "first_pool": int(plan.order(0).starts[1]) // parsed.stream.batch_size + 1, **held}

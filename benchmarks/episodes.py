@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -65,7 +66,9 @@ def dataset_of(data: Path, name: str, episodes: int, per_file: int) -> tuple[Pat
     recipe = replace(RECIPES[name], episodes=episodes, per_file=per_file)
     root = data / f"{name}-{episodes}-{per_file}"
     if not root.is_dir():
-        make_dataset(data / f"{root.name}.part", recipe).rename(root)
+        part = data / f"{root.name}.part"
+        shutil.rmtree(part, ignore_errors=True)  # of a run that was interrupted
+        make_dataset(part, recipe).rename(root)
     return root, recipe
 
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -61,15 +62,23 @@ def readings(stop: threading.Event) -> Iterator[Reading]:
     began = time.monotonic()
     me = psutil.Process()
     while not stop.wait(EVERY_S):
-        actors = [p for p in me.children(recursive=True) if p.name().startswith("ray::MapWorker")]
+        actors = [held for held in map(of_actor, me.children(recursive=True)) if held is not None]
         yield {
             "s": time.monotonic() - began,
             **object_store(),
             "trainer": private(me),
             "trainer_files": me.num_fds(),
-            "actor": max(map(private, actors), default=0),
-            "actor_files": max((p.num_fds() for p in actors), default=0),
+            "actor": max((nbytes for nbytes, _ in actors), default=0),
+            "actor_files": max((files for _, files in actors), default=0),
         }
+
+
+def of_actor(process: psutil.Process) -> tuple[int, int] | None:
+    """Bytes and open files of a decode actor; ``None`` for other processes, and those that have ended by now."""
+    with suppress(psutil.NoSuchProcess):
+        if process.name().startswith("ray::MapWorker"):
+            return private(process), process.num_fds()
+    return None
 
 
 def consume(name: str, pack: str, out: Path) -> None:
@@ -79,15 +88,17 @@ def consume(name: str, pack: str, out: Path) -> None:
     stop, taken = threading.Event(), []
     watch = threading.Thread(target=lambda: taken.extend(readings(stop)))
     watch.start()
-    loader = rfstream.ray_loader(config)
-    assert isinstance(loader, RankLoader)
-    with loader:
-        for _ in range(EPOCHS if name == "fast" else 1):
-            for batch in loader:
-                if name == "stalled" and batch.step == STALL_AFTER:
-                    time.sleep(STALL_S)
-    stop.set()
-    watch.join()
+    try:
+        loader = rfstream.ray_loader(config)
+        assert isinstance(loader, RankLoader)
+        with loader:
+            for _ in range(EPOCHS if name == "fast" else 1):
+                for batch in loader:
+                    if name == "stalled" and batch.step == STALL_AFTER:
+                        time.sleep(STALL_S)
+    finally:
+        stop.set()
+        watch.join()
     out.write_text(json.dumps(taken))
 
 

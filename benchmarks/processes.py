@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,7 @@ EVERY_S = 3.0
 
 
 class ReaderError(Exception):
-    """A reader ended with another status than 0; the last line that it wrote."""
+    """A reader ended with another status than 0 (the last line that it wrote), or took too long."""
 
 
 def run(
@@ -47,24 +48,40 @@ def run(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
         sampled(partial(tree_memory, process.pid), EVERY_S) as held,
     ):
+        began = time.monotonic()
         timer = threading.Timer(LIMIT_S, end, [process.pid])
         timer.start()
-        for line in process.stdout or ():
-            if line.startswith("{"):
-                lines.append(line)
-                heard()
-        timer.cancel()
-        if process.wait():
+        try:
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    lines.append(line)
+                    heard()
+            status = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                end(process.pid)
+        if status and time.monotonic() - began >= LIMIT_S:
+            raise ReaderError(f"it took more than {LIMIT_S} s")
+        if status:
             errors.seek(0)
             said = [line.strip() for line in errors if line.strip()]
-            raise ReaderError(said[-1] if said else f"status {process.returncode}")
+            raise ReaderError(said[-1] if said else f"status {status}")
     result: dict[str, Any] = json.loads(lines[-1])
     rss, pss = (max(figures) for figures in zip((0, 0), *held, strict=True))
     return result | {"RSS": rss, "PSS": pss}
 
 
 def end(pid: int) -> None:
-    """End a process that takes too long, and all that it started."""
-    with suppress(psutil.NoSuchProcess):
-        for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+    """End a process and all that it started."""
+    for process in processes_of(pid):
+        with suppress(psutil.NoSuchProcess):
             process.terminate()
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """A process after all that it started; none if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return [*process.children(recursive=True), process]
+    return []
