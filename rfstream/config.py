@@ -115,6 +115,10 @@ class DataConfig(_Section):
         """What messages call the data."""
         return " + ".join(pack.path for pack in self.packs)
 
+    def has_role(self, role: str) -> bool:
+        """Whether a split is named for ``role``, of all packs or of one."""
+        return role in self.splits or any(pack.splits.get(role) is not None for pack in self.packs)
+
     def split_name(self, pack: PackConfig, role: str) -> str | None:
         """The name of ``pack``'s split in ``role``; None where it has no part in it."""
         return pack.splits.get(role, self.splits.get(role, role))
@@ -325,10 +329,13 @@ class Config(_Section):
             "data.cache": self.data.cache,
             "augment.cpu": self.augment.cpu,
             "augment.eval": self.augment.eval,
-            "augment.device": None if self.augment.device == DeviceConfig() else self.augment.device,
+            "augment.device": self.augment.device != DeviceConfig(),
+            "decode.masks": self.decode.masks,
+            "decode.pad_multiple": self.decode.pad_multiple > 1,
+            "decode.exif": self.decode.exif != "ignore",
         }
         for key, value in of_images.items():
-            if value is not None:
+            if value:
                 raise ValueError(f"{key} has no part in data.format: lerobot; leave it out")
         return self
 

@@ -4,9 +4,20 @@ A message is one sentence a user can act on: it names the file, the shard and ke
 Command-line entry points print it and exit with status 1; anything else that escapes is a defect of ours.
 """
 
+import re
+
 
 class RFStreamError(Exception):
-    """Base of all errors with a message meant for the user."""
+    """Base of all errors with a message meant for the user, of whose URLs it keeps no secrets."""
+
+    def __init__(self, *said: object) -> None:
+        super().__init__(*(redacted(each) if isinstance(each, str) else each for each in said))
+
+
+def redacted(text: str) -> str:
+    """``text`` without what URLs in it may hold of secrets: passwords, and signatures in queries."""
+    text = re.sub(r"://[^/@\s]+@", "://", text)
+    return re.sub(r"(://[^\s?'\")]+)\?[^\s'\")]+?(?=[:;,.]?(?:[\s'\")]|$))", r"\1", text)
 
 
 class ConfigError(RFStreamError):

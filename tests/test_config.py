@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from rfstream.config import Config, import_object, load_config
-from rfstream.errors import ConfigError
+from rfstream.errors import ConfigError, DatasetError
 
 GOOD = "data: {path: pack}\nstream: {batch_size: 4}\n"
 
@@ -101,3 +102,22 @@ def test_a_module_that_fails_to_load_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="AttributeError: module 'os' has no attribute"):
         import_object("broken_module:build", "train.model")
+
+
+def test_messages_keep_no_secrets_of_urls() -> None:
+    said = "https://me:secret@host/a?sig=secret: not there (s3://b/c?x=secret), see https://d/e?f=secret; look"
+    assert str(DatasetError(said)) == "https://host/a: not there (s3://b/c), see https://d/e; look"
+    assert str(pickle.loads(pickle.dumps(DatasetError(said)))) == str(DatasetError(said))
+    assert str(DatasetError("is it there? gs://b/c: no")) == "is it there? gs://b/c: no"
+
+
+@pytest.mark.parametrize("decode", [{"masks": True}, {"pad_multiple": 32}, {"exif": "transpose"}])
+def test_what_is_for_images_is_refused_for_episodes(decode: dict[str, object]) -> None:
+    (name,) = decode
+    with pytest.raises(ConfigError, match=f"decode.{name} has no part in data.format: lerobot; leave it out"):
+        Config(data={"path": "episodes", "format": "lerobot"}, decode=decode)
+
+
+def test_a_role_may_be_one_pack_s_alone() -> None:
+    data = Config(data={"path": [{"path": "a"}, {"path": "b", "splits": {"test": "holdout", "val": None}}]}).data
+    assert [role for role in ("train", "val", "test", "other") if data.has_role(role)] == ["train", "val", "test"]

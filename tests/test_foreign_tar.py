@@ -25,6 +25,7 @@ from rfstream.cli import app
 from rfstream.config import Config
 from rfstream.dataset import storage
 from rfstream.dataset.foreign import index_foreign
+from rfstream.dataset.foreign_json import columns_of, describe
 from rfstream.dataset.index import SplitIndex, read_index
 from rfstream.dataset.pack import index_pack
 from rfstream.dataset.reader import EncodedSample
@@ -243,8 +244,22 @@ def test_what_follows_the_first_dot_tells_members_apart(tmp_path: Path) -> None:
     path = write(tmp_path / "train.tar", [*members, ("v1.0/000.Boxes.json", said), ("v1.0/000.json", b"[]")])
     (found,) = read(indexed(path, {"image": "left.JPG", "json": "Boxes.json"}))
     assert (found.key, found.image, found.width, found.height) == ("v1.0/000", b"left.JPG", 640, 480)
-    own = annotation(image_id=7)
+    own = annotation(image_id=7, area=12)
     assert json.loads(found.sidecar) == {"image_id": 7, "file_name": "x.jpg", "annotations": [own]}
+
+
+def test_an_annotation_without_an_area_has_that_of_its_box() -> None:
+    boxes = [{"bbox": [1, 2, 3, 4], "category_id": 0}, {"bbox": [1, 2, 3, 4], "area": 5.5, "category_id": 0}]
+    data = json.dumps({"annotations": boxes}).encode()
+    assert [a["area"] for a in describe(data, columns_of(data, {})).annotations] == [12, 5.5]
+
+
+def test_other_labels_of_the_same_size_are_another_index(tmp_path: Path) -> None:
+    digests = []
+    for one, two in (("ant", "cat"), ("cat", "ant"), ("ant", "cat")):
+        path = write(tmp_path / "train.tar", [*sample("a", lists(one)), *sample("b", lists(two))])
+        digests.append(indexed(path).digest)
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_lists_of_the_hugging_face_convention(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rfstream.dataset.convention import COLUMNS, annotations_of
-from rfstream.dataset.values import pixels, short
+from rfstream.dataset.values import is_number, pixels, short
 
 Category = int | str
 """A category as a JSON member calls it."""
@@ -141,7 +141,15 @@ def _annotations(document: Mapping[str, Any], columns: Mapping[str, str]) -> lis
         if not _is_category(annotation.get("category_id")):
             said = short(annotation.get("category_id"))
             raise ValueError(f"field '{path}[{at}].category_id' is {said}, neither an integer nor a text")
-    return annotations
+    return [_with_area(annotation) for annotation in annotations]
+
+
+def _with_area(annotation: dict[str, Any]) -> dict[str, Any]:
+    """An annotation with its box's area where it states none: evaluation sorts objects by their size."""
+    box = annotation.get("bbox")
+    if annotation.get("area") is not None or not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))):
+        return annotation
+    return {**annotation, "area": box[2] * box[3]}
 
 
 def _from_lists(document: Mapping[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -52,11 +52,13 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _Scan:
     """A shard's samples in the order of their images; those that have crowds, by their row in the shard, apart, since
-    ids of categories are not known yet; and for each category the key of a sample that has it."""
+    ids of categories are not known yet; for each category the key of a sample that has it; and the SHA-256 of all JSON
+    members in hex."""
 
     samples: pa.Table
     crowds: dict[int, Described]
     used: dict[Category, str]
+    digest: str
 
 
 def find_tars(urls: Sequence[str], named: Mapping[str, str], names: str | None) -> ForeignSplit:
@@ -129,6 +131,7 @@ def _scan(url: str, number: int, columns: Mapping[str, str]) -> _Scan:
     """What the shard at ``url``, the split's ``number``-th, holds; in one pass."""
     samples: dict[str, dict[str, _Part]] = {}
     used: dict[Category, str] = {}
+    content = hashlib.sha256()
     with open_tar(url) as tar:
         for member in members_of(url, tar, _is_skipped):
             key, ext = split_name(member.name)
@@ -140,7 +143,9 @@ def _scan(url: str, number: int, columns: Mapping[str, str]) -> _Scan:
                 )
             parts[ext] = _Part(member.offset_data, member.size)
             if ext == columns["json"]:
-                said = _describe(f"{url}: sample {key}", _read(url, tar, member), columns)
+                data = _read(url, tar, member)
+                content.update(data)
+                said = _describe(f"{url}: sample {key}", data, columns)
                 used |= {annotation["category_id"]: key for annotation in said.annotations}
                 parts[ext] = _part(member, said)
     if not samples:
@@ -148,7 +153,7 @@ def _scan(url: str, number: int, columns: Mapping[str, str]) -> _Scan:
     rows = [(number, *_row(f"{url}: sample {key}", key, parts, columns)) for key, parts in samples.items()]
     rows.sort(key=itemgetter(3))  # by the image's offset
     crowds = {at: row[-1] for at, row in enumerate(rows) if row[-1] is not None}
-    return _Scan(sample_table([(*row[:-1], None) for row in rows]), crowds, used)
+    return _Scan(sample_table([(*row[:-1], None) for row in rows]), crowds, used, content.hexdigest())
 
 
 def _describe(where: str, data: bytes, columns: Mapping[str, str]) -> Described:
@@ -209,7 +214,7 @@ def _shard(url: str, number: int, first: int, scan: _Scan, ids: Mapping[Category
     ]
     at = tables.SAMPLES.get_field_index("crowds")
     samples = scan.samples.set_column(at, tables.SAMPLES.field(at), pa.array(crowds, pa.string()))
-    digest = hashlib.sha256(json.dumps(samples.to_pylist()).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([scan.digest, samples.to_pylist()]).encode()).hexdigest()
     return WrittenShard(url, digest, samples, _fragments(number, samples))
 
 

@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from rfstream.dataset.index import CategoryIds, PackIds, SplitIndex
 from rfstream.dataset.reader import EncodedSample, PackReader, SampleReader
-from rfstream.dataset.retry import redacted
 from rfstream.dataset.storage import join
-from rfstream.errors import DatasetError
+from rfstream.errors import DatasetError, redacted
 from rfstream.plan.keys import IntArray
 from rfstream.plan.mixture import Mixture, Share
 from rfstream.plan.position import Fingerprint

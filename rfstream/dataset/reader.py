@@ -300,7 +300,8 @@ class PackFiles:
             yield
         except OSError as error:
             where = error.filename or ", ".join(self.index.shard_url(shard) for shard in sorted(set(shards)))
-            raise DatasetError(f"{where}: the shard can't be read ({storage.describe(error)})") from error
+            advice = "" if self.index.columns is None else "; data.shards says where shards are that others wrote"
+            raise DatasetError(f"{where}: the shard can't be read ({storage.describe(error)}){advice}") from error
 
 
 def _coalesce(spans: Sequence[Span]) -> Iterator[list[Span]]:

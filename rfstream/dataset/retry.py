@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -93,7 +92,7 @@ def patiently(url: str, what: str, deadline_s: float, attempt: Callable[[float],
         if _is_transient(error):
             tried = f"{tries} {'try' if tries == 1 else 'tries'} in {time.monotonic() - began:.1f} s"
             raise DatasetError(
-                f"{redacted(url)}: can't be {what}: {tried}, the last: {_reason(error)}; look at network and storage "
+                f"{url}: can't be {what}: {tried}, the last: {_reason(error)}; look at network and storage "
                 "(stream.timeout_s sets how long to try)"
             ) from error
         if isinstance(error, FileNotFoundError):
@@ -105,8 +104,8 @@ def _final(url: str, what: str, error: BaseException) -> str:
     """One sentence for an error that no other try would mend."""
     if _is_refused(error):
         advice = _ADVICE.get(url.partition("://")[0], "give this machine credentials for it")
-        return f"{redacted(url)}: can't be {what}: access was refused ({_reason(error)}); {advice}"
-    return f"{redacted(url)}: can't be {what} ({_reason(error)})"
+        return f"{url}: can't be {what}: access was refused ({_reason(error)}); {advice}"
+    return f"{url}: can't be {what} ({_reason(error)})"
 
 
 def describe(error: BaseException) -> str:
@@ -114,12 +113,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def redacted(text: str) -> str:
-    """``text`` without what URLs in it may hold of secrets: passwords, and signatures in queries."""
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    return re.sub(r"(://[^\s?'\")]+)\?[^\s'\")]+", r"\1", text)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -167,4 +160,4 @@ def _reason(error: BaseException) -> str:
     if any(isinstance(cause, TimeoutError) for cause in _causes(error)):
         return "no answer"
     broken = next(filter(_is_broken, _causes(error)), error)
-    return redacted(describe(broken))
+    return describe(broken)

@@ -19,10 +19,11 @@ _DECODED, _ENCODED = "rfstream.waiting_decoded", "rfstream.waiting_encoded"
 
 
 def bound_waiting_batches(context: DataContext, decoded: int, encoded: int = 0) -> None:
-    """Let no step of a dataset begin a task while as many batches that it made wait to be taken.
+    """Let no step of a dataset begin a task while as many rows that it made wait to be taken.
 
-    ``encoded`` is for a step whose batches another one decodes. Ray's own policies count bytes against a share of the
-    object store: a consumer that stands still would have it filled with epochs to come.
+    ``decoded`` rows are a batch each; ``encoded`` is for a step whose rows another one decodes. Ray's own policies
+    count bytes against a share of the object store: a consumer that stands still would have it filled with epochs to
+    come.
     """
     context.set_config(_DECODED, decoded)
     context.set_config(_ENCODED, encoded)
@@ -42,7 +43,7 @@ class WaitingBatches(BackpressurePolicy):  # type: ignore[misc]
         return self._waiting(op) < most
 
     def _waiting(self, op: PhysicalOperator) -> int:
-        """Blocks that ``op`` has made and no later step has taken, nor a consumer. A block is a batch."""
+        """Blocks that ``op`` has made and no later step has taken, nor a consumer. A block is a row."""
         made: int = self._topology[op].total_enqueued_output_blocks()
         for after in op.output_dependencies:
             made += after.internal_input_queue_num_blocks()

@@ -1,4 +1,4 @@
-"""The Ray Data job: plan -> read -> decode, one row = one batch = one block, in order."""
+"""The Ray Data job: plan -> read -> decode, in order. A row that a rank takes is one batch, and one block."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StreamIndex(Protocol):
 
     @property
     def digest(self) -> str:
-        """16 hex digits that stand for its content."""
+        """Text that stands for its content."""
         ...
 
     @property

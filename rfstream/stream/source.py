@@ -1,4 +1,4 @@
-"""Ray Data sources that execute a plan: each task yields one Arrow row per batch."""
+"""Ray Data sources that execute a plan: tasks yield an Arrow row for each batch, or for several encoded ones."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rfstream.dataset.values import is_number
 from rfstream.stream.augment import Target
 from rfstream.stream.segmentation import check_segmentation, mask_of
-
-_LARGEST = 3e38  # float32 holds no more
 
 
 def parse_sidecar(data: bytes) -> tuple[int, str, list[dict[str, Any]]]:
@@ -89,18 +88,13 @@ def check_mask(annotation: dict[str, Any], height: int, width: int) -> None:
         check_segmentation(annotation.get("segmentation"), height, width)
 
 
-def is_finite(value: object) -> bool:
-    """Whether ``value`` is a number that float32 holds as finite."""
-    return isinstance(value, int | float) and abs(value) < _LARGEST
-
-
 def _name(annotation: dict[str, Any]) -> str:
     return f"annotation {annotation.get('id', '(no id)')}"
 
 
 def _box(annotation: dict[str, Any]) -> list[float]:
     box = annotation.get("bbox")
-    if isinstance(box, list) and len(box) == 4 and all(map(is_finite, box)):
+    if isinstance(box, list) and len(box) == 4 and all(map(is_number, box)):
         return box
     raise ValueError(f"{_name(annotation)} has bbox {box!r}, not four finite numbers x, y, width, height")
 
@@ -115,7 +109,7 @@ def _label(annotation: dict[str, Any], labels: Mapping[int, int]) -> int:
 def _area(annotation: dict[str, Any]) -> float:
     """The area; that of the box where it is absent or zero."""
     area = annotation.get("area") or annotation["bbox"][2] * annotation["bbox"][3]
-    if is_finite(area):
+    if is_number(area):
         return float(area)
     raise ValueError(f"{_name(annotation)} has area {annotation.get('area')!r}, not a finite number")
 

@@ -128,7 +128,7 @@ class StreamDataModule(pl.LightningDataModule):
         return self.trainer
 
     def _evaluation(self, role: str) -> EvaluationBatches | list[Any]:
-        if role not in self.config.data.splits:
+        if not self.config.data.has_role(role):
             return []
         loader = ray_loader(self.config, role)
         assert isinstance(loader, EvaluationLoader)

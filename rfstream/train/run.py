@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from rfstream.config import Config, import_object
 from rfstream.dataset import storage
-from rfstream.dataset.roles import split_of
+from rfstream.dataset.mixture import Split
 from rfstream.episodes.index import EpisodeIndex
 from rfstream.errors import ConfigError, StreamError
 from rfstream.session import ensure_ray, most_of, own_sentence
@@ -209,7 +209,8 @@ def _fit_model(
     pl.seed_everything(config.stream.seed, verbose=False)
     pipeline = build_pipeline(config, "train", world_size, training=True)
     index = pipeline.index
-    model = _model(config, index if isinstance(index, EpisodeIndex) else split_of(config, "train").class_names())
+    assert isinstance(index, EpisodeIndex | Split)
+    model = _model(config, index if isinstance(index, EpisodeIndex) else index.class_names())
     checkpoints = checkpoints or newest_checkpoint(run.output)
     inside = [] if run.checkpoint_steps is None else [_StepCheckpoint(run.output, run.checkpoint_steps)]
     trainer = pl.Trainer(
