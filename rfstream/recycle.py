@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_KEPT = 4
-"""Buffers that are kept for later at most: a batch in use and the next, as bytes and as floats."""
+_SPARE = 4
+"""Free buffers that are left when another has to be made. Those in use are known too, since what is in use together
+will be wanted together again: one for each camera of a batch, say."""
 _kept: list[npt.NDArray[np.uint8]] = []
 _lock = threading.Lock()
 
@@ -25,16 +26,21 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     with _lock:
         for i in range(len(_kept)):
-            buffer = _kept[i]
-            # Views and tensors hold their base: three are the list, this name and the call itself.
-            if nbytes <= buffer.nbytes <= 2 * nbytes and sys.getrefcount(buffer) == 3:
-                _kept.append(_kept.pop(i))
+            if nbytes <= _kept[i].nbytes <= 2 * nbytes and _is_free(i):
+                buffer = _kept.pop(i)
                 break
         else:
             buffer = np.empty(nbytes, dtype=np.uint8)
-            _kept.append(buffer)
-            del _kept[:-_KEPT]
+            free = [i for i in range(len(_kept)) if _is_free(i)]
+            for i in reversed(free[:-_SPARE]):
+                del _kept[i]
+        _kept.append(buffer)
     return buffer[:nbytes].view(dtype).reshape(shape)
+
+
+def _is_free(i: int) -> bool:
+    """Whether no view and no tensor holds buffer ``i``: each holds its base."""
+    return sys.getrefcount(_kept[i]) == 2  # the list, and the call itself
 
 
 def copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -35,3 +35,16 @@ def test_batches_that_are_held_keep_their_values() -> None:
 def test_memory_that_is_much_too_large_is_not_taken() -> None:
     where = recycle.empty((1000,), np.uint8).ctypes.data
     assert recycle.empty((100,), np.uint8).ctypes.data != where
+
+
+def test_as_many_come_back_as_were_held_together() -> None:
+    held = [recycle.empty((1000,), np.uint8) for _ in range(9)]
+    where = {array.ctypes.data for array in held}
+    held.clear()
+    assert {array.ctypes.data for array in [recycle.empty((1000,), np.uint8) for _ in range(9)]} == where
+
+
+def test_few_that_fit_nothing_are_kept() -> None:
+    for size in range(20):
+        recycle.empty((4**size % 10**7 + 1,), np.uint8)
+    assert len(recycle._kept) <= recycle._SPARE + 1

@@ -175,14 +175,20 @@ def read_range(url: str, begin: int, end: int, deadline_s: float = DEADLINE_S) -
 
 
 def read_ranges(urls: Sequence[str], spans: Sequence[tuple[int, int]], deadline_s: float = DEADLINE_S) -> list[bytes]:
-    """Bytes ``begin <= b < end`` of each URL, several requests at once; shorter at a file's end.
+    """Bytes ``begin <= b < end`` of each URL, several requests at once if it is remote; shorter at a file's end.
 
     ``deadline_s`` is each one's own.
 
     Raises:
         DatasetError: if one can't be read.
     """
-    return at_once(lambda url, span: read_range(url, span[0], span[1], deadline_s), urls, spans)
+
+    def read(url: str, span: tuple[int, int]) -> bytes:
+        return read_range(url, span[0], span[1], deadline_s)
+
+    if all(local_path(url) is not None for url in set(urls)):  # threads would take longer than the reads
+        return list(map(read, urls, spans))
+    return at_once(read, urls, spans)
 
 
 def read_near(

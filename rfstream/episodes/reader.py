@@ -52,6 +52,10 @@ class EpisodeReaderSpec:
         return EpisodeReader(self)
 
 
+_Window = tuple[PacketTable, IntArray, IntArray]
+"""A window in video: the table of its file, and its frames in the episode and in the file, int64 (T,) each."""
+
+
 @dataclass(frozen=True)
 class _Place:
     """A frame that a row stands for: frame ``frame`` of the ``at``-th episode of the metadata's tables."""
@@ -95,9 +99,12 @@ class EpisodeReader:
         """The same in parts of ``size``; all bytes are fetched first."""
         places = self._places(rows)
         episodes = self._episodes({place.at for place in places})
-        videos = {camera.name: self._fetched(camera, places) for camera in self._video_cameras}
+        windows = {camera.name: [self._window(camera, place) for place in places] for camera in self._video_cameras}
+        videos = {name: self._fetched(of_camera) for name, of_camera in windows.items()}
         for first in range(0, len(places), size):
-            yield self._steps(places[first : first + size], episodes, videos)
+            part = slice(first, first + size)
+            shots = {name: self._shots(of_camera[part], videos[name]) for name, of_camera in windows.items()}
+            yield self._steps(places[part], episodes, shots)
 
     @staticmethod
     def to_columns(samples: Sequence[EncodedStep]) -> dict[str, pa.Array]:
@@ -147,8 +154,7 @@ class EpisodeReader:
         pictured = any(camera.dtype == "image" for camera in self._spec.layout.cameras)
         return 1 if pictured else _POOLS * self._spec.pool_size
 
-    def _frames(self, camera: Field, place: _Place) -> tuple[PacketTable, IntArray, IntArray]:
-        """A camera's window: the table of its file, the window's frames in the episode, and in the file."""
+    def _window(self, camera: Field, place: _Place) -> _Window:
         dataset = self.index.dataset
         table = self._packets(dataset.video_url(camera.name, place.at))
         first, length = (int(column[place.at]) for column in (dataset.videos[camera.name].first, dataset.length))
@@ -160,11 +166,10 @@ class EpisodeReader:
         inside, _ = camera.clamped(place.frame, length)
         return table, inside, first + inside
 
-    def _fetched(self, camera: Field, places: Sequence[_Place]) -> _Bytes:
-        """What the frames of ``places`` need of a camera's files, near ranges in one."""
+    def _fetched(self, windows: Sequence[_Window]) -> _Bytes:
+        """What the frames of a camera's windows need of its files, near ranges in one."""
         spans: dict[str, set[tuple[int, int]]] = defaultdict(set)
-        for place in places:
-            table, _, frames = self._frames(camera, place)
+        for table, _, frames in windows:
             for packet, key in {(int(table.packet[f]), int(table.key[f])) for f in frames}:
                 spans[table.url].add((int(table.offset[key]), int(table.offset[packet] + table.size[packet])))
         near = [(url, span) for url in sorted(spans) for span in storage.merged(spans[url])]
@@ -172,12 +177,13 @@ class EpisodeReader:
         return _Bytes([(url, begin, part) for (url, (begin, _)), part in zip(near, data, strict=True)])
 
     def _steps(
-        self, places: Sequence[_Place], episodes: Mapping[int, EpisodeRows], videos: Mapping[str, _Bytes]
+        self,
+        places: Sequence[_Place],
+        episodes: Mapping[int, EpisodeRows],
+        videos: Mapping[str, Sequence[tuple[Shot, ...]]],
     ) -> list[EncodedStep]:
         shots = {
-            camera.name: self._shots(camera, places, videos[camera.name])
-            if camera.dtype == "video"
-            else self._pictures(camera, places, episodes)
+            camera.name: videos[camera.name] if camera.dtype == "video" else self._pictures(camera, places, episodes)
             for camera in self._spec.layout.cameras
         }
         dataset, record = self.index.dataset, np.zeros(1, dtype=self._spec.layout.record_type())
@@ -198,9 +204,8 @@ class EpisodeReader:
             )
         return steps
 
-    def _shots(self, camera: Field, places: Sequence[_Place], data: _Bytes) -> list[tuple[Shot, ...]]:
-        """The window of each place in a camera whose frames lie in video files."""
-        windows = [self._frames(camera, place) for place in places]
+    def _shots(self, windows: Sequence[_Window], data: _Bytes) -> list[tuple[Shot, ...]]:
+        """The pictures of each window, out of ``data``."""
         wanted: dict[tuple[str, int], set[int]] = defaultdict(set)
         for table, _, frames in windows:
             for frame in frames:
