@@ -9,8 +9,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,10 +20,10 @@ import pyarrow as pa
 from rfstream.dataset import storage, tables
 from rfstream.dataset.convention import COLUMNS, HUGGINGFACE
 from rfstream.dataset.parquet_file import IMAGE, REQUIRED, Footer, Parts, columns_in, read_tail
+from rfstream.dataset.remote import at_once
 from rfstream.dataset.shards import ForeignSplit, WrittenShard, crowds_of, sample_table
 from rfstream.errors import DatasetError
 
-_SCAN_THREADS = 8
 _NAMES = ("image", "image_id", "width", "height", *(f"objects.{name}" for name in COLUMNS if name != "other"))
 """Columns of the convention that a user may name."""
 _logger = logging.getLogger("rfstream")
@@ -52,11 +52,10 @@ def find_parquet(urls: Sequence[str], named: Mapping[str, str]) -> ForeignSplit:
     if unknown:
         raise DatasetError(f"--columns: there is no column {unknown[0]!r} to name, only {', '.join(_NAMES)}")
     paths = _columns(urls[0], named)
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        shards = list(pool.map(lambda url: _open(url, paths), urls))
-        classes = _class_names(shards, paths["objects.category"])
-        firsts = np.cumsum([0, *(int(shard.footer.starts[-1]) for shard in shards)]).tolist()
-        scanned = list(pool.map(lambda i: _scan(shards[i], i, firsts[i], classes), range(len(shards))))
+    shards = at_once(partial(_open, columns=paths), urls)
+    classes = _class_names(shards, paths["objects.category"])
+    firsts = np.cumsum([0, *(int(shard.footer.starts[-1]) for shard in shards)]).tolist()
+    scanned = at_once(partial(_scan, classes=classes), shards, range(len(shards)), firsts)
     used = sorted(set[int]().union(*(categories for _, categories in scanned)))
     if classes is None:
         classes = [str(number) for number in range(max(used, default=-1) + 1)]
