@@ -19,7 +19,7 @@ import numpy as np
 
 from rfstream.dataset.pack import pack
 from rfstream.dataset.reader import SampleReader
-from rfstream.stream.source import ReaderSpec, reader_of
+from rfstream.stream.source import PackReaderSpec, reader_of
 
 BATCH = 16
 
@@ -34,7 +34,7 @@ def main() -> None:
         readers, count = {}, 0
         for format in ("tar", "parquet"):
             (index,) = pack(arguments.data, f"{folder}/{format}", splits=arguments.split, format=format, progress=False)
-            readers[format], count = reader_of(ReaderSpec.of(index)), index.num_samples
+            readers[format], count = reader_of(PackReaderSpec.of(index)), index.num_samples
         nbytes = sum(len(s.image) + len(s.sidecar) for s in readers["tar"].read(np.arange(count)))
         for way, batch in (("batches of 16", BATCH), ("whole block", count)):
             measure(way, readers, list(in_batches(count, batch)), nbytes, arguments.rounds)

@@ -115,7 +115,7 @@ class DataConfig(_Section):
         """What messages call the data."""
         return " + ".join(pack.path for pack in self.packs)
 
-    def has_role(self, role: str) -> bool:
+    def names_role(self, role: str) -> bool:
         """Whether a split is named for ``role``, of all packs or of one."""
         return role in self.splits or any(pack.splits.get(role) is not None for pack in self.packs)
 

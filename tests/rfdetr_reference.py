@@ -15,7 +15,7 @@ from rfstream.dataset.coco import find_splits, read_split
 from rfstream.dataset.index import CategoryIds, PackFormat, SplitIndex, read_index
 from rfstream.plan.keys import key_of, sample_key
 from rfstream.stream.decode import BatchDecoder
-from rfstream.stream.source import ReaderSpec, reader_of
+from rfstream.stream.source import PackReaderSpec, reader_of
 from rfstream.stream.wire import from_row, to_row
 
 SEED, EPOCH, BATCH = 5, 3, 4
@@ -91,7 +91,7 @@ def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[
     from rfstream.train.rfdetr.spec import RFDETRSpec
 
     index, space = read_index(str(pack), role), read_index(str(pack), "train")
-    reader = reader_of(ReaderSpec.of(index))
+    reader = reader_of(PackReaderSpec.of(index))
     labels = labels_of(space, model)
     settings = Settings.of(model, train)
     decoder = BatchDecoder.of(RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())))

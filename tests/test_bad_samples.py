@@ -32,7 +32,7 @@ from rfstream.stream.bad import BadSample
 from rfstream.stream.decode import BatchDecoder, DecodeSpec, DetectionSpec
 from rfstream.stream.image import check_header, decode_rgb
 from rfstream.stream.quarantine import BadSampleRecord
-from rfstream.stream.source import PackSubstitutes, ReaderSpec
+from rfstream.stream.source import PackReaderSpec, PackSubstitutes
 from rfstream.stream.wire import WireBatch, from_row, to_row
 from rfstream.tools.ledger import first_difference, make_ledger
 from rfstream.train.rfdetr.settings import Settings
@@ -116,7 +116,7 @@ def spec(request: pytest.FixtureRequest, pack: SplitIndex) -> DecodeSpec:
 
 
 def substitutes(pack: SplitIndex, seed: int = 0) -> PackSubstitutes:
-    return PackSubstitutes(ReaderSpec(pack.path, "train", pack.digest), pack.num_samples, seed)
+    return PackSubstitutes(PackReaderSpec(pack.path, "train", pack.digest), pack.num_samples, seed)
 
 
 def stream(pack: SplitIndex, cpu: dict[str, Any] = CROP, actors: int = 1, **stream: Any) -> Config:
@@ -295,7 +295,7 @@ def test_where_nothing_decodes_the_sentence_says_so(pack: SplitIndex, samples: l
         def of(self, bad: EncodedSample, epoch: int, position: int) -> Iterator[EncodedSample]:
             return (replace(other, image=b"") for other in super().of(bad, epoch, position))
 
-    spec, damaged = ReaderSpec(pack.path, "train", pack.digest), replace(samples[0], image=b"")
+    spec, damaged = PackReaderSpec(pack.path, "train", pack.digest), replace(samples[0], image=b"")
     for rows, others in ((pack.num_samples, ATTEMPTS), (1, 0)):
         with pytest.raises(SampleError, match=rf"the image file is empty .*\({others} others were tried\): repair"):
             BatchDecoder.of(detection(pack), Broken(spec, rows, 0)).batch([damaged], 0, 0, 0)

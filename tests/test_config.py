@@ -120,4 +120,4 @@ def test_what_is_for_images_is_refused_for_episodes(decode: dict[str, object]) -
 
 def test_a_role_may_be_one_pack_s_alone() -> None:
     data = Config(data={"path": [{"path": "a"}, {"path": "b", "splits": {"test": "holdout", "val": None}}]}).data
-    assert [role for role in ("train", "val", "test", "other") if data.has_role(role)] == ["train", "val", "test"]
+    assert [role for role in ("train", "val", "test", "other") if data.names_role(role)] == ["train", "val", "test"]

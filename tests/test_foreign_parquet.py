@@ -27,7 +27,7 @@ from rfstream.dataset.reader import EncodedSample
 from rfstream.dataset.tar import TarReader
 from rfstream.errors import DatasetError, SampleError
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.stream.source import ReaderSpec, reader_of
+from rfstream.stream.source import PackReaderSpec, reader_of
 from rfstream.tools.check import check
 from rfstream.tools.ledger import make_ledger
 
@@ -305,4 +305,4 @@ def test_it_streams(index: SplitIndex) -> None:
     )
     table = make_ledger(config, epochs=1, world_size=1)
     assert sorted(table["key"].to_pylist()) == [f"{row:08d}" for row in range(COUNT)]
-    assert reader_of(ReaderSpec.of(index)) is reader_of(ReaderSpec.of(index))
+    assert reader_of(PackReaderSpec.of(index)) is reader_of(PackReaderSpec.of(index))

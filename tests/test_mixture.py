@@ -25,7 +25,7 @@ from rfstream.errors import ConfigError, DatasetError, StateError
 from rfstream.loader import RankLoader
 from rfstream.stream.decode import BatchDecoder
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.stream.source import reader_of, reads_of
+from rfstream.stream.source import reader_of, reader_spec_of
 from rfstream.stream.targets import parse_sidecar
 from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
 from rfstream.tools.report import plan_report
@@ -145,7 +145,7 @@ def test_a_state_of_another_mixture_is_refused_by_name(packs: tuple[Path, Path])
 def named_objects(index: SplitIndex, rows: int) -> dict[str, list[str]]:
     """Key -> class names of its objects, as the pack itself states them."""
     names = {int(category["id"]): str(category["name"]) for category in index.categories}
-    samples = reader_of(reads_of(index)).read(np.arange(rows))
+    samples = reader_of(reader_spec_of(index)).read(np.arange(rows))
     return {sample.key: [names[a["category_id"]] for a in parse_sidecar(sample.sidecar)[2]] for sample in samples}
 
 
@@ -263,7 +263,7 @@ def test_shards_elsewhere_are_each_packs_own() -> None:
 
 def test_with_a_remote_pack_all_is_read_by_blocks(packs: tuple[Path, Path]) -> None:
     assert build_pipeline(config(mixture(packs)), "train", 1, training=True).fused
-    local = reader_of(reads_of(split_of(config(mixture(packs)), "train")))
+    local = reader_of(reader_spec_of(split_of(config(mixture(packs)), "train")))
     with BadStorage(packs[1]) as web:
         pipeline = build_pipeline(config(mixture((packs[0], web.url))), "train", 1, training=True)  # type: ignore[arg-type]
         assert not pipeline.fused

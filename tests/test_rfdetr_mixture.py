@@ -15,7 +15,7 @@ from rfstream.config import Config
 from rfstream.dataset.mixture import MixedSplit
 from rfstream.dataset.roles import split_of
 from rfstream.stream.decode import BatchDecoder
-from rfstream.stream.source import reader_of, reads_of
+from rfstream.stream.source import reader_of, reader_spec_of
 from rfstream.stream.targets import parse_sidecar
 from rfstream.train.rfdetr import RFStreamDataModule
 from rfstream.train.rfdetr.run import _index_folder
@@ -59,7 +59,7 @@ def labels_in(mixed: RFStreamDataModule, alone: RFStreamDataModule) -> list[int]
 def rows_in(mixed: RFStreamDataModule, role: str) -> dict[tuple[int, int], int]:
     """The row of each image by pack and image id, which is its image id in the mixture."""
     split = split_of(mixed.stream, role)
-    samples = reader_of(reads_of(split)).read(np.arange(split.num_samples))
+    samples = reader_of(reader_spec_of(split)).read(np.arange(split.num_samples))
     return {(sample.pack, parse_sidecar(sample.sidecar)[0]): sample.row for sample in samples}
 
 
@@ -99,12 +99,14 @@ def test_a_batch_has_the_labels_of_the_mixture(mixed: RFStreamDataModule, alone:
     split = split_of(mixed.stream, "val")
     assert isinstance(split, MixedSplit)
     chosen = [0, split.first_rows[1] + 3, 1]
-    samples = reader_of(reads_of(split)).read(np.array(chosen))
+    samples = reader_of(reader_spec_of(split)).read(np.array(chosen))
     wire = BatchDecoder.of(mixed._spec(mixed.stream, "val")).batch(samples, 0, 0, 0)
     expected = []
     for row, sample in zip(chosen, samples, strict=True):
         one = alone[sample.pack]
-        (own,) = reader_of(reads_of(split_of(one.stream, "val"))).read(np.array([row - split.first_rows[sample.pack]]))
+        (own,) = reader_of(reader_spec_of(split_of(one.stream, "val"))).read(
+            np.array([row - split.first_rows[sample.pack]])
+        )
         its = BatchDecoder.of(one._spec(one.stream, "val")).batch([own], 0, 0, 0)
         expected += [labels_in(mixed, one)[label] for label in its.arrays["target:labels"].tolist()]
     assert wire.arrays["target:labels"].tolist() == expected

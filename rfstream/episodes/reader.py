@@ -37,7 +37,7 @@ before."""
 
 @dataclass(frozen=True)
 class EpisodeReaderSpec:
-    """Which episodes to read, and what of them: see :class:`rfstream.stream.source.ReadSpec`."""
+    """Which episodes to read, and what of them: see :class:`rfstream.stream.source.ReaderSpec`."""
 
     root: str
     split: str

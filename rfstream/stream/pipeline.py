@@ -33,10 +33,10 @@ from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
-    ReadSpec,
+    ReaderSpec,
     StagedDecode,
     evaluation_functions,
-    reads_of,
+    reader_spec_of,
     training_functions,
 )
 
@@ -88,7 +88,7 @@ class Pipeline:
     config: Config
     index: StreamIndex
     plan: StreamPlan
-    reader: ReadSpec
+    reader: ReaderSpec
     decode: DecodeSpec
     at_hand: bool
 
@@ -174,7 +174,7 @@ def build_pipeline(
         return _of_episodes(config, split, world_size, training=training)
     index, cache = split_of(config, split), config.data.cache
     plan = _plan(config, index.fragments(), int(config.stream.block_bytes), world_size, training=training)
-    reader = reads_of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
+    reader = reader_spec_of(index, None if cache is None else ShardCache(cache.folder, int(cache.bytes)))
     return Pipeline(config, index, plan, reader, decode or _detection(config, index, training=training), index.at_hand)
 
 

@@ -53,7 +53,7 @@ class BatchReader(Protocol[E]):
         ...
 
 
-class ReadSpec(Protocol):
+class ReaderSpec(Protocol):
     """What to read, and how: a few hashable values that travel with every task."""
 
     def __hash__(self) -> int: ...
@@ -64,7 +64,7 @@ class ReadSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class ReaderSpec:
+class PackReaderSpec:
     """Which pack to read, and how: a few values that travel with every task."""
 
     path: str
@@ -76,13 +76,13 @@ class ReaderSpec:
     cache: ShardCache | None = None
 
     @staticmethod
-    def of(index: SplitIndex, cache: ShardCache | None = None) -> ReaderSpec:
+    def of(index: SplitIndex, cache: ShardCache | None = None) -> PackReaderSpec:
         """The spec of a packed split, whose remote shards are kept in ``cache``."""
         where = (index.path, index.split, index.digest, index.format, index.shards_at)
-        return ReaderSpec(*where, index.deadline_s, cache)
+        return PackReaderSpec(*where, index.deadline_s, cache)
 
     def build(self) -> SampleReader:
-        """See :class:`ReadSpec`."""
+        """See :class:`ReaderSpec`."""
         reader = ParquetReader if self.format == "parquet" else TarReader
         return reader(self.path, self.split, self.digest, self.shards_at, self.deadline_s, self.cache)
 
@@ -91,25 +91,27 @@ class ReaderSpec:
 class MixedReaderSpec:
     """Of each pack of a mixture the row of its first sample, its number, and how it is read."""
 
-    packs: tuple[tuple[int, int, ReaderSpec], ...]
+    packs: tuple[tuple[int, int, PackReaderSpec], ...]
 
     def build(self) -> MixedReader:
-        """See :class:`ReadSpec`."""
+        """See :class:`ReaderSpec`."""
         return MixedReader(
             [(first, number, pack.shards_at or pack.path, pack.build()) for first, number, pack in self.packs]
         )
 
 
-def reads_of(split: Split, cache: ShardCache | None = None) -> ReadSpec:
+def reader_spec_of(split: Split, cache: ShardCache | None = None) -> ReaderSpec:
     """What travels with a task so that it can read samples of ``split``; remote shards are kept in ``cache``."""
     if isinstance(split, MixedSplit):
         packs = zip(split.first_rows[:-1], split.packs, strict=True)
-        return MixedReaderSpec(tuple((first, pack.number, ReaderSpec.of(pack.index, cache)) for first, pack in packs))
-    return ReaderSpec.of(split, cache)
+        return MixedReaderSpec(
+            tuple((first, pack.number, PackReaderSpec.of(pack.index, cache)) for first, pack in packs)
+        )
+    return PackReaderSpec.of(split, cache)
 
 
 @lru_cache(maxsize=8)
-def reader_of(spec: ReadSpec) -> BatchReader[Any]:
+def reader_of(spec: ReaderSpec) -> BatchReader[Any]:
     """This process's reader for ``spec``."""
     return spec.build()
 
@@ -118,7 +120,7 @@ def reader_of(spec: ReadSpec) -> BatchReader[Any]:
 class PackSubstitutes:
     """Substitutes of bad samples out of the whole split: see :class:`rfstream.stream.decode.Substitutes`."""
 
-    reader: ReadSpec
+    reader: ReaderSpec
     rows: int
     seed: int
 
@@ -161,7 +163,7 @@ def training_functions(
     start: Position,
     epochs: int,
     batches_per_task: int,
-    reader: ReadSpec,
+    reader: ReaderSpec,
     decode: DecodeSpec | None,
     substitutes: Substitutes | None,
 ) -> Iterator[tuple[ReadFn, int]]:
@@ -181,7 +183,7 @@ def evaluation_functions(
     rank: int,
     world_size: int,
     per_task: int,
-    reader: ReadSpec,
+    reader: ReaderSpec,
     decode: DecodeSpec,
 ) -> Iterator[tuple[ReadFn, int]]:
     """Read functions of one rank's evaluation batches, each ``(lo, hi)`` rows of the index."""
@@ -194,7 +196,7 @@ def evaluation_functions(
 class StagedDecode:
     """Staged decoding in the actor pool: encoded batches (see :func:`_read_encoded`) to decoded ones."""
 
-    def __init__(self, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+    def __init__(self, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
         self._reader = reader
         self._decoder = decoder_of(decode, substitutes)
 
@@ -209,14 +211,14 @@ class StagedDecode:
 
 
 def _read_decoded(
-    task: Task, reader: ReadSpec, decode: DecodeSpec, substitutes: Substitutes | None
+    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None
 ) -> Iterator[pa.Table]:
     for m in range(task.lo, task.hi):
         samples = reader_of(reader).read(task.rows(m, m + 1))
         yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
 
 
-def _read_encoded(task: Task, spec: ReadSpec, batches_per_row: int) -> Iterator[pa.Table]:
+def _read_encoded(task: Task, spec: ReaderSpec, batches_per_row: int) -> Iterator[pa.Table]:
     reader = reader_of(spec)
     parts = reader.parts(task.rows(task.lo, task.hi), batches_per_row * task.batch_size)
     for first, samples in zip(range(task.lo, task.hi, batches_per_row), parts, strict=True):
@@ -225,7 +227,7 @@ def _read_encoded(task: Task, spec: ReadSpec, batches_per_row: int) -> Iterator[
 
 
 def _read_evaluation(
-    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReadSpec, decode: DecodeSpec
+    batches: Sequence[tuple[int, tuple[int, int]]], reader: ReaderSpec, decode: DecodeSpec
 ) -> Iterator[pa.Table]:
     for number, (lo, hi) in batches:
         samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))

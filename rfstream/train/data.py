@@ -128,7 +128,7 @@ class StreamDataModule(pl.LightningDataModule):
         return self.trainer
 
     def _evaluation(self, role: str) -> EvaluationBatches | list[Any]:
-        if not self.config.data.has_role(role):
+        if not self.config.data.names_role(role):
             return []
         loader = ray_loader(self.config, role)
         assert isinstance(loader, EvaluationLoader)

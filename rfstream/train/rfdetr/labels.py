@@ -17,7 +17,7 @@ from rfdetr.datasets.coco import _build_keypoint_cat2label
 from torchvision.datasets import CocoDetection
 
 from rfstream.dataset.mixture import Split
-from rfstream.stream.source import reader_of, reads_of
+from rfstream.stream.source import reader_of, reader_spec_of
 from rfstream.stream.targets import of_mixture, parse_sidecar
 
 _READ = 64
@@ -90,7 +90,7 @@ class PackedCoco:
     @cached_property
     def dataset(self) -> dict[str, Any]:
         """The split's annotations as a COCO document; reads through the whole split, images and all."""
-        reader = reader_of(reads_of(self._index))
+        reader = reader_of(reader_spec_of(self._index))
         images, annotations = [], []
         for first in range(0, self._index.num_samples, _READ):
             rows = np.arange(first, min(first + _READ, self._index.num_samples))
