@@ -27,7 +27,7 @@ from rfstream.plan.position import Fingerprint
 from rfstream.stream.augment import Image, Target, build_transform
 from rfstream.stream.bad import BadSample, BadSampleError, bad_sample
 from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
-from rfstream.stream.targets import of_mixture, parse_sidecar, targets_of
+from rfstream.stream.targets import SplitIds, parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
 S = TypeVar("S")
@@ -198,7 +198,7 @@ class DetectionDecoder:
         config = CpuTransform.model_validate_json(spec.transform) if spec.transform else None
         self._transform = build_transform(config, spec.transform_key)
         self._labels = dict(spec.labels)
-        self._ids = [dict(ids) for ids in spec.pack_ids]
+        self._ids = SplitIds(spec.pack_ids)
         self._spec = spec
         raise_pillow_limit(spec.max_pixels)
 
@@ -207,8 +207,8 @@ class DetectionDecoder:
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
-            if self._ids:
-                image_id, annotations = sample.row, of_mixture(annotations, sample.row, self._ids[sample.pack])
+            image_id = self._ids.image(image_id, sample.row)
+            annotations = self._ids.annotations(annotations, sample.row, sample.pack)
             image = decode_rgb(sample.image, self._spec.max_pixels)
             if self._spec.exif == "transpose":
                 image = _turned(image, stored_orientation(sample.image))

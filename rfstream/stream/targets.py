@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rfstream.dataset.index import PackIds
 from rfstream.dataset.values import is_number
 from rfstream.stream.augment import Target
 from rfstream.stream.segmentation import check_segmentation, mask_of
@@ -67,15 +68,30 @@ def targets_of(
     return kept
 
 
-def of_mixture(annotations: list[dict[str, Any]], row: int, ids: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Annotations of the sample at ``row`` of a mixture, as they would be were the mixture one dataset: with its
-    category ids, which ``ids`` gives to those of the sample's pack, and the row as image id, for packs number their
-    images alike.
+class SplitIds:
+    """A split's own ids for those that its samples' sidecars state.
 
-    Raises:
-        ValueError: naming an annotation whose category the pack does not have.
+    Of one pack they are the same. Of a mixture (``pack_ids``, see ``MixedSplit``), category ids are the mixture's, and
+    an image's id is its row, for packs number their images alike.
     """
-    return [{**a, "category_id": _label(a, ids), "image_id": row} for a in annotations]
+
+    def __init__(self, pack_ids: PackIds) -> None:
+        self._of_pack = [dict(ids) for ids in pack_ids]
+
+    def image(self, stated: int, row: int) -> int:
+        """Of the image at ``row``."""
+        return row if self._of_pack else stated
+
+    def annotations(self, stated: list[dict[str, Any]], row: int, pack: int) -> list[dict[str, Any]]:
+        """Annotations of the image at ``row`` with its ids, as they would be were the split one dataset.
+
+        Raises:
+            ValueError: naming an annotation whose category the pack does not have.
+        """
+        if not self._of_pack:
+            return stated
+        ids = self._of_pack[pack]
+        return [{**a, "category_id": _label(a, ids), "image_id": row} for a in stated]
 
 
 def check_mask(annotation: dict[str, Any], height: int, width: int) -> None:

@@ -13,7 +13,7 @@ from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 from rfstream.dataset.reader import EncodedSample
 from rfstream.stream.bad import bad_sample
 from rfstream.stream.image import check_header, pixels_of, raise_pillow_limit, to_planes
-from rfstream.stream.targets import of_mixture, parse_sidecar
+from rfstream.stream.targets import SplitIds, parse_sidecar
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
 from rfstream.train.rfdetr.transform import RFDETRTransform, Target
@@ -29,7 +29,7 @@ class RFDETRDecoder:
         settings = Settings.from_json(spec.settings)
         self._max_pixels = spec.max_pixels
         raise_pillow_limit(spec.max_pixels)
-        self._ids = [dict(ids) for ids in spec.pack_ids]
+        self._ids = SplitIds(spec.pack_ids)
         labels = None if spec.labels is None else dict(spec.labels)
         self._transform = RFDETRTransform.of(settings, spec.split, labels, spec.exif)
         self._collate = make_collate_fn(
@@ -43,8 +43,8 @@ class RFDETRDecoder:
         name = ""
         try:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
-            if self._ids:
-                image_id, annotations = sample.row, of_mixture(annotations, sample.row, self._ids[sample.pack])
+            image_id = self._ids.image(image_id, sample.row)
+            annotations = self._ids.annotations(annotations, sample.row, sample.pack)
             check_header(sample.image, self._max_pixels)
             image, target = self._transform.decode(sample.image, image_id, annotations)
         except Exception as error:  # Pillow and RF-DETR raise many kinds for what they can't read

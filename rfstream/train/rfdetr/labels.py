@@ -18,7 +18,7 @@ from torchvision.datasets import CocoDetection
 
 from rfstream.dataset.mixture import Split
 from rfstream.stream.source import reader_of, reader_spec_of
-from rfstream.stream.targets import of_mixture, parse_sidecar
+from rfstream.stream.targets import SplitIds, parse_sidecar
 
 _READ = 64
 Labels = Mapping[int, int] | None
@@ -73,7 +73,7 @@ class PackedCoco:
     def __init__(self, index: Split, space: Split, labels: Labels) -> None:
         self.cats = _by_id(space)
         self._index = index
-        self._ids = [dict(ids) for ids in index.pack_ids]
+        self._ids = SplitIds(index.pack_ids)
         if labels is not None:
             self.label2cat = {label: category for category, label in labels.items()}
 
@@ -96,8 +96,8 @@ class PackedCoco:
             rows = np.arange(first, min(first + _READ, self._index.num_samples))
             for sample in reader.read(rows):
                 image_id, name, of_image = parse_sidecar(sample.sidecar)
-                images.append({"id": sample.row if self._ids else image_id, "file_name": name})
-                annotations += self._own(of_image, sample.row, sample.pack)
+                images.append({"id": self._ids.image(image_id, sample.row), "file_name": name})
+                annotations += self._ids.annotations(of_image, sample.row, sample.pack)
         numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]
         return {"images": images, "annotations": numbered, "categories": list(self.cats.values())}
 
@@ -106,15 +106,11 @@ class PackedCoco:
         rows = self._index.crowds().to_pylist()
         return [
             (
-                self._own(json.loads(row["crowds"]), row["row"], row.get("pack", 0)),
+                self._ids.annotations(json.loads(row["crowds"]), row["row"], row.get("pack", 0)),
                 {"width": row["width"], "height": row["height"]},
             )
             for row in rows
         ]
-
-    def _own(self, annotations: list[dict[str, Any]], row: int, pack: int) -> list[dict[str, Any]]:
-        """Annotations of the sample at ``row`` with the split's own category and image ids."""
-        return of_mixture(annotations, row, self._ids[pack]) if self._ids else annotations
 
 
 class PackedSplit(CocoDetection):  # type: ignore[misc]
