@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from rfstream import RFStreamError, load_config
-from rfstream.train.dummy import without_model
-from rfstream.train.run import train
+from rfstream.train.run import train, without_model
 
 Dummy = Annotated[bool, typer.Option("--dummy", help="Only load the data, and log samples a second.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, applied over the file.")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -58,9 +59,9 @@ class Batch:
     """``images`` uint8 (B, 3, H, W), padded with zeros at the bottom and right to a common size.
 
     ``sizes`` int64 (B, 2): height and width of each image inside the frame; ``orig_sizes`` int64 (B, 2): those of the
-    decoded file; ``image_ids`` int64 (B,); ``keys``: sample keys. ``step`` is this rank's micro-step in ``epoch``;
-    ``window_end`` says that the optimizer steps after it. The memory belongs to the batch: in-place operations are
-    safe.
+    whole image in its file; ``image_ids`` int64 (B,); ``keys``: sample keys. ``step`` is this rank's micro-step in
+    ``epoch``; ``window_end`` says that the optimizer steps after it. The memory belongs to the batch: in-place
+    operations are safe.
     """
 
     images: Tensor
@@ -95,13 +96,14 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on ``device``; ``non_blocking`` overlaps the copy when the batch is pinned."""
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.moved(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory (needs CUDA)."""
-        return self._map(Tensor.pin_memory)
+        return self.moved(Tensor.pin_memory)
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with what ``move`` makes of each tensor that belongs on the device."""
         targets = replace(
             self.targets,
             flat={name: move(values) for name, values in self.targets.flat.items()},
@@ -127,7 +129,7 @@ def unpack_masks(packed: Tensor, height: int, width: int) -> Tensor:
 def batch_of(wire: WireBatch, *, step: int, window_end: bool) -> Batch:
     """Copy a batch off the wire once, into tensors of its own: a view of shared memory must not leave the loader."""
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in wire.arrays.items() if name != "images"}
-    images = torch.from_numpy(recycle.copied(wire.arrays["images"]))
+    images = copied_pixels(wire.arrays["images"])
     flat = {name: values for name, values in tensors.items() if name not in _FRAME_FIELDS}
     return Batch(
         images=images,
@@ -140,3 +142,14 @@ def batch_of(wire: WireBatch, *, step: int, window_end: bool) -> Batch:
         step=step,
         window_end=window_end,
     )
+
+
+def copied_pixels(pixels: npt.NDArray[np.uint8]) -> Tensor:
+    """A copy in memory that is used again once no tensor holds it: page-locked where this process uses a GPU already,
+    so that the copy to it needs none before."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.from_numpy(recycle.copied(pixels))
+    # PyTorch itself keeps page-locked memory; the device, since a default of "cuda" would be taken here too.
+    copy = torch.empty(pixels.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
+    copy.numpy()[...] = pixels
+    return copy

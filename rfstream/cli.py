@@ -88,13 +88,17 @@ def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks to plan for.")] = 1,
+    read_mb_s: Annotated[
+        float | None, typer.Option(min=0.001, help="MB/s that storage gives all readers together, if known.")
+    ] = None,
 ) -> None:
     """Say what a run will do, before it is paid for."""
     from rich.console import Console
 
     from rfstream.tools.report import plan_report
 
-    Console().print(plan_report(load_config(config, overrides or ()), world_size))
+    known = {} if read_mb_s is None else {"read_bytes_per_s": read_mb_s * 1e6}
+    Console().print(plan_report(load_config(config, overrides or ()), world_size, **known))
 
 
 @app.command()

@@ -3,8 +3,7 @@ models."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,10 +41,12 @@ Mismatch = Literal[
     "transform",
     "masks",
     "exif",
+    "shrink_to",
     "rfdetr",
     "pool_size",
     "delta_timestamps",
     "cameras",
+    "transforms",
 ]
 """What a state's fingerprint holds (see ``RankLoader.fingerprint``)."""
 
@@ -122,19 +123,6 @@ class DataConfig(_Section):
     def split_name(self, pack: PackConfig, role: str) -> str | None:
         """The name of ``pack``'s split in ``role``; None where it has no part in it."""
         return pack.splits.get(role, self.splits.get(role, role))
-
-
-class EpisodesConfig(_Section):
-    """What a sample of a LeRobot dataset holds, and which episodes are streamed."""
-
-    select: list[Annotated[int, Field(ge=0)]] | None = None
-    """Numbers of the episodes to stream, of those in the split; ``null`` for all. Their order is the dataset's."""
-    delta_timestamps: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
-    """Feature -> window around a frame in seconds, each a multiple of 1/fps."""
-    cameras: list[str] | None = None
-    """Cameras to stream; ``null`` for all."""
-    pool_size: Positive = 16
-    """Whole episodes whose frames are permuted together, as far as ``stream.block_bytes`` allows."""
 
 
 class StreamConfig(_Section):
@@ -223,6 +211,9 @@ class DecodeConfig(_Section):
     """Take images as they are stored, as RF-DETR does, or turn them as their EXIF orientation says (``transpose``)."""
     max_pixels: Positive = MAX_PIXELS
     """An image whose header claims more is a bad sample, and is not decoded."""
+    shrink_to: Positive | None = None
+    """Decode plain JPEGs at 1/2, 1/4 or 1/8 of their size, the smallest in which the shorter side keeps this many
+    pixels or more; ``null`` for the file's own. Boxes, areas and masks follow. All other formats are decoded whole."""
     label_selector: dict[str, str] | None = None
     """Ray node labels that reads and decode need: ``{ray-subcluster: decode}`` keeps them off GPU nodes without it."""
 
@@ -254,6 +245,23 @@ class CpuTransform(_Section):
         if self.albumentations is not None and self.args:
             raise ValueError("args belong to transform; a serialised pipeline takes none")
         return self
+
+
+class EpisodesConfig(_Section):
+    """What a sample of a LeRobot dataset holds, and which episodes are streamed."""
+
+    select: list[Annotated[int, Field(ge=0)]] | None = None
+    """Numbers of the episodes to stream, of those in the split; ``null`` for all. Their order is the dataset's."""
+    delta_timestamps: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
+    """Feature -> window around a frame in seconds, each a multiple of 1/fps."""
+    cameras: list[str] | None = None
+    """Cameras to stream; ``null`` for all."""
+    pool_size: Positive = 16
+    """Whole episodes whose frames are permuted together, as far as ``stream.block_bytes`` allows."""
+    transforms: dict[str, CpuTransform] = {}
+    """Camera -> what changes its frames in training: one draw for a sample's whole window."""
+    eval_transforms: dict[str, CpuTransform] = {}
+    """The same for evaluation: usually a resize, nothing random."""
 
 
 class Normalize(_Section):
@@ -333,6 +341,7 @@ class Config(_Section):
             "decode.masks": self.decode.masks,
             "decode.pad_multiple": self.decode.pad_multiple > 1,
             "decode.exif": self.decode.exif != "ignore",
+            "decode.shrink_to": self.decode.shrink_to,
         }
         for key, value in of_images.items():
             if value:
@@ -367,25 +376,3 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         return Config(**values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def import_object(path: str, key: str) -> Callable[..., Any]:
-    """The callable named ``package.module:name`` by configuration key ``key``.
-
-    Raises:
-        ConfigError: if the form, the module, the name or its kind is wrong.
-    """
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"{key}={path!r} is not of the form package.module:name")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way while it loads
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{key}={path!r}: module {module_name} can't be imported ({reason})") from error
-    found = getattr(module, name, None)
-    if found is None:
-        raise ConfigError(f"{key}={path!r}: module {module_name} has no {name}")
-    if not callable(found):
-        raise ConfigError(f"{key}={path!r} is not callable")
-    return found  # type: ignore[no-any-return]

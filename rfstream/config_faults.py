@@ -36,10 +36,10 @@ def known(root: type[BaseModel], section: Sequence[int | str]) -> str:
     """The keys of a section of ``root``, in brackets; nothing if they are the user's own."""
     model = root
     for part in section:
-        if isinstance(part, int):
-            continue  # one of a list: what the list holds is found already
-        field = model.model_fields.get(part)
-        inner = next(_models(field.annotation), None) if field else None
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue  # one of a list or of the user's names: what these hold is found already
+        inner = next(_models(field.annotation), None)
         if inner is None:
             return ""
         model = inner

@@ -21,7 +21,7 @@ from rfstream.stream.pipeline import Pipeline, StreamIndex, build_pipeline
 from rfstream.stream.quarantine import BadSampleRecord
 from rfstream.stream.ranks import alone, group_place, peers_of_group
 from rfstream.stream.split import HandOver
-from rfstream.stream.wire import WireBatch, from_row
+from rfstream.stream.wire import WireBatch
 
 B = TypeVar("B", default=Batch)
 B_co = TypeVar("B_co", default=Batch, covariant=True)
@@ -161,12 +161,11 @@ class RankLoader(Generic[B]):
         number = self.windows_of_epoch.batch_of(self.rank, at.batch)
         waiting_for = f"rank {self.rank}: batch {number} of epoch {at.epoch} (its step {at.batch})"
         try:
-            row = self._feed.next(waiting_for) if self._feed is not None and self._feed_at == at else None
-            if row is None:  # nothing runs, it runs elsewhere, or its epochs are over
-                row = self._open(at).next(waiting_for)
-            if row is None:
+            wire = self._feed.next(waiting_for) if self._feed is not None and self._feed_at == at else None
+            if wire is None:  # nothing runs, it runs elsewhere, or its epochs are over
+                wire = self._open(at).next(waiting_for)
+            if wire is None:
                 raise StreamError(f"{waiting_for}: the stream ended before it")
-            wire = from_row(row)
             if (wire.epoch, wire.batch) != (at.epoch, number):
                 raise StreamError(
                     f"{waiting_for}: the stream delivered batch {wire.batch} of epoch {wire.epoch} instead"
@@ -230,14 +229,13 @@ class EvaluationLoader(Generic[B]):
         def rows() -> Any:
             return dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
 
-        feed = Feed(rows, lambda: None, self._pipeline.config.stream.timeout_s, peers)
+        feed = Feed(rows, str(dataset.name), lambda: None, self._pipeline.config.stream.timeout_s, peers)
         try:
             for step, (lo, hi) in enumerate(self._batches):
                 waiting_for = f"rank {self.rank}: evaluation samples {lo} to {hi - 1} of split {self.index.split}"
-                row = feed.next(waiting_for)
-                if row is None:
+                wire = feed.next(waiting_for)
+                if wire is None:
                     raise StreamError(f"{waiting_for}: the stream ended before them")
-                wire = from_row(row)
                 if wire.batch != step * self.world_size + self.rank:
                     raise StreamError(f"{waiting_for}: the stream delivered batch {wire.batch} instead")
                 yield self._to_batch(wire, step=step, window_end=False)

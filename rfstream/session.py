@@ -42,7 +42,7 @@ def ensure_ray(min_cpus: int = 1) -> None:
         except ConnectionError as error:
             if "RAY_ADDRESS" in os.environ:
                 raise ConfigError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
-    _start(
+    start_ray(
         address="local",
         num_cpus=max(os.cpu_count() or 1, min_cpus),
         include_dashboard=False,
@@ -52,16 +52,16 @@ def ensure_ray(min_cpus: int = 1) -> None:
     _quiet()
 
 
-def _start(**options: Any) -> None:
+def start_ray(**options: Any) -> None:
     """``ray.init`` in a thread that stays: Linux ends Ray's processes with the thread that started them."""
     if threading.current_thread() is threading.main_thread():
-        ray.init(**options)
+        _init(**options)
         return
     started: Future[None] = Future()
 
     def run() -> None:
         try:
-            ray.init(**options)
+            _init(**options)
         except BaseException as error:
             started.set_exception(error)
             return
@@ -70,6 +70,19 @@ def _start(**options: Any) -> None:
 
     threading.Thread(target=run, name="rfstream-ray", daemon=True).start()
     started.result()
+
+
+def _init(**options: Any) -> None:
+    """``ray.init``, and once more where a busy machine did not start its processes in the 30 s that Ray gives them.
+
+    Those of the first start end with the thread.
+    """
+    try:
+        ray.init(**options)
+    except Exception as error:  # of no class of its own
+        if "timed out during startup" not in str(error):
+            raise
+        ray.init(**options)
 
 
 def leave_last() -> None:

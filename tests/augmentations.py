@@ -1,21 +1,26 @@
-"""Transforms that tests name by import path."""
+"""Transforms that tests name by import path, without Albumentations: its import is most of what a decode actor takes to
+start."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import albumentations as A
+import cv2
 import numpy as np
 import numpy.typing as npt
 
 
-def crop_flip_jitter(size: int = 256) -> A.Compose:
-    return A.Compose([A.RandomCrop(size, size, pad_if_needed=True), A.HorizontalFlip(p=0.5), A.ColorJitter(p=1.0)])
+def resize(size: int = 128) -> Any:
+    def to_square(
+        image: npt.NDArray[np.uint8], target: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        scale = np.float32([size, size]) / image.shape[1::-1]
+        boxes, area = target["boxes"] * np.tile(scale, 2), target["area"] * scale.prod()
+        scaled = {"boxes": boxes.astype(np.float32), "area": area.astype(np.float32)}
+        return cv2.resize(image, (size, size)), {**target, **scaled}
 
-
-def resize(size: int = 128) -> A.Compose:
-    return A.Compose([A.Resize(size, size)])
+    return to_square
 
 
 def noise() -> Any:
@@ -44,13 +49,23 @@ def not_a_transform() -> int:
     return 3
 
 
-def floats() -> A.Compose:
-    return A.Compose([A.Normalize()])
+def invert() -> Any:
+    """Writes to the image that it is given."""
+
+    def turned(
+        image: npt.NDArray[np.uint8], target: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        return np.bitwise_not(image, out=image), target
+
+    return turned
 
 
-def never() -> A.Compose:
-    return A.Compose([A.HorizontalFlip(p=1.0)], p=0.0)
+def any_height() -> Any:
+    """Keeps a random number of rows of whatever is not black."""
 
+    def cut(
+        image: npt.NDArray[np.uint8], target: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        return image[: rng.integers(8, 32) if image.any() else 32], target
 
-def large_crop() -> A.Compose:
-    return A.Compose([A.RandomCrop(4000, 4000)])
+    return cut

@@ -32,7 +32,7 @@ FIRST_DATA = "data/chunk-000/file-000.parquet"  # the same
 def config(root: Path | str, *, actors: int = 1, stream: dict[str, Any] | None = None, **episodes: Any) -> Config:
     return Config(
         data={"path": str(root), "format": "lerobot"},
-        stream={"batch_size": 8, "timeout_s": 120, **(stream or {})},
+        stream={"batch_size": 8, "timeout_s": 300, **(stream or {})},
         decode={"actors": (actors, actors)},
         episodes=episodes,
     )

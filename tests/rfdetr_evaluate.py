@@ -1,5 +1,6 @@
 """RF-DETR's own evaluation of a pack under torchrun, of predictions that are a function of the targets alone: what each
-rank count makes of the same ones. Run as ``torchrun ... rfdetr_evaluate.py PACK OUTPUT``."""
+rank count makes of the same ones. Run as ``torchrun ... rfdetr_evaluate.py FOLDER``, which holds the ``pack``; writes
+``metrics.json`` beside it."""
 
 from __future__ import annotations
 
@@ -41,15 +42,15 @@ def predicted(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"boxes": (boxes + shift.repeat(1, 2))[kept], "labels": target["labels"][kept], "scores": scores[kept]}
 
 
-def main(pack: str, output: str) -> None:
-    ranks = int(os.environ["WORLD_SIZE"])
+def evaluated(pack: Path, ranks: int) -> dict[str, float]:
+    """The metrics of ``pack``, on one of ``ranks`` ranks."""
     pl.seed_everything(0, verbose=False)
     model = RFDETRNanoConfig(
         pretrain_weights=None, num_classes=80, resolution=64, positional_encoding_size=4, device="cpu", num_queries=50,
         num_select=50, group_detr=1, dec_layers=1,
     )  # fmt: skip
     train = TrainConfig(
-        dataset_file="webdataset", dataset_dir=pack, output_dir=output, eval_batch_size=2, use_ema=False,
+        dataset_file="webdataset", dataset_dir=str(pack), output_dir=str(pack.parent), eval_batch_size=2, use_ema=False,
         multi_scale="off", augmentation_backend="torchvision", tensorboard=False, num_workers=0,
     )  # fmt: skip
     alone = {"strategy": "auto"}
@@ -61,11 +62,12 @@ def main(pack: str, output: str) -> None:
         enable_progress_bar=False,
         **(alone if ranks == 1 else {"strategy": DDPStrategy(process_group_backend="gloo")}),
     )
-    data = RFStreamDataModule(model, train, Config(data={"path": pack}, decode={"actors": [1, 1]}))
-    metrics = trainer.validate(Oracle(model, train), data, verbose=False)[0]
-    if trainer.is_global_zero:
-        Path(output, "metrics.json").write_text(json.dumps(metrics))
+    data = RFStreamDataModule(model, train, Config(data={"path": str(pack)}, decode={"actors": [1, 1]}))
+    return dict(trainer.validate(Oracle(model, train), data, verbose=False)[0])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    folder = Path(sys.argv[1])
+    metrics = evaluated(folder / "pack", int(os.environ["WORLD_SIZE"]))
+    if os.environ["RANK"] == "0":
+        (folder / "metrics.json").write_text(json.dumps(metrics))

@@ -97,7 +97,7 @@ def ours(pack: Path, model: Any, train: Any, role: str, count: int) -> Iterator[
     decoder = BatchDecoder.of(RFDETRSpec(settings.to_json(), role, SEED, labels and tuple(labels.items())))
     for number, first in enumerate(range(0, min(count, index.num_samples), BATCH)):
         rows = np.arange(first, min(first + BATCH, count, index.num_samples))
-        wire = from_row(to_row(decoder.batch(reader.read(rows), EPOCH, number, first)))
+        wire = from_row(to_row([decoder.batch(reader.read(rows), EPOCH, number, first)]))[0]
         normalize = not (settings.gpu_postprocess and role == "train")
         batch = rfdetr_batch_of(wire, step=number, window_end=True, normalize=normalize)
         yield [int(t["image_id"]) for t in batch.targets()], batch

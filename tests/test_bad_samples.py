@@ -40,7 +40,7 @@ from rfstream.train.rfdetr.spec import RFDETRSpec
 
 PHOTOS, BAD = 53, 12
 SMALL = {"transform": "tests.augmentations:resize", "args": {"size": 64}}
-CROP = {"transform": "tests.augmentations:crop_flip_jitter", "args": {"size": 64}}
+CROP = {"transform": "tests.pipelines:crop_flip_jitter", "args": {"size": 64}}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def substitutes(pack: SplitIndex, seed: int = 0) -> PackSubstitutes:
 def stream(pack: SplitIndex, cpu: dict[str, Any] = CROP, actors: int = 1, **stream: Any) -> Config:
     return Config(
         data={"path": pack.path, "splits": {"train": "train", "val": "train"}},
-        stream={"batch_size": 5, "timeout_s": 120, **stream},
+        stream={"batch_size": 5, "timeout_s": 300, **stream},
         decode={"actors": (actors, actors)},
         augment={"cpu": cpu, "eval": SMALL},
     )
@@ -234,7 +234,7 @@ def test_the_limit_of_pixels_is_the_configurations(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_transform_that_fails_is_no_bad_sample(pack: SplitIndex, samples: list[EncodedSample]) -> None:
-    failing = detection(pack, transform='{"transform": "tests.augmentations:large_crop"}')
+    failing = detection(pack, transform='{"transform": "tests.pipelines:large_crop"}')
     with pytest.raises(ConfigError, match=r"augment.cpu fails on shard"):
         BatchDecoder.of(failing, substitutes(pack)).batch(samples[:1], 0, 0, 0)
 
@@ -287,7 +287,7 @@ def test_a_substitute_is_the_positions_own(
 def test_bad_samples_cross_the_wire(pack: SplitIndex, samples: list[EncodedSample], bad_keys: dict[str, str]) -> None:
     number = next(sample.row for sample in samples if sample.key in bad_keys)
     wire = BatchDecoder.of(detection(pack), substitutes(pack)).batch([samples[number]], 0, 0, 0)
-    assert wire.bad and from_row(to_row(wire)).bad == wire.bad
+    assert wire.bad and from_row(to_row([wire]))[0].bad == wire.bad
 
 
 def test_where_nothing_decodes_the_sentence_says_so(pack: SplitIndex, samples: list[EncodedSample]) -> None:
@@ -323,8 +323,8 @@ def test_replaced_samples_leave_length_and_order_exact(
 
 @pytest.mark.parametrize(
     ("actors", "world_size", "options"),
-    [(3, 1, {}), (2, 2, {"assembly": "staged"}), (2, 4, {"on_bad_sample": "quarantine"})],
-    ids=["three actors", "staged, two ranks", "quarantine, four ranks"],
+    [(3, 2, {"assembly": "staged"}), (2, 4, {"on_bad_sample": "quarantine"})],
+    ids=["three actors, staged, two ranks", "quarantine, four ranks"],
 )
 def test_same_pixels_where_samples_are_replaced(
     pack: SplitIndex, reference: pa.Table, tmp_path: Path, actors: int, world_size: int, options: dict[str, Any]
@@ -376,7 +376,7 @@ def test_one_rank_that_stops_ends_the_run(pack: SplitIndex, ray_session: None) -
     began = time.monotonic()
     with pytest.raises(StreamError, match=rf"rank 1: {2 * BAD} of 100 samples"):
         make_ledger(stream(pack, SMALL, 2, **values), epochs=8, world_size=2)
-    assert time.monotonic() - began < 60  # stream.timeout_s is 120
+    assert time.monotonic() - began < 250  # stream.timeout_s is 300
 
 
 def test_evaluation_and_the_default_stop_at_a_bad_sample(pack: SplitIndex, ray_session: None) -> None:

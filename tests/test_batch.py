@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -18,8 +24,9 @@ from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.stream.augment import build_transform
 from rfstream.stream.decode import BatchDecoder, DetectionSpec
+from rfstream.stream.source import rows_of
 from rfstream.stream.targets import targets_of
-from rfstream.stream.wire import from_row, to_row
+from rfstream.stream.wire import WireBatch, from_row, to_row
 
 LABELS = {3: 0, 7: 1}
 
@@ -46,9 +53,10 @@ def sample(key: str, size: tuple[int, int], boxes: list[list[float]], **fields: 
 
 
 def batch_from(samples: list[EncodedSample], **changes: Any) -> Batch:
-    row = to_row(BatchDecoder.of(spec(**changes)).batch(samples, 2, 5, 10))
+    row = to_row([BatchDecoder.of(spec(**changes)).batch(samples, 2, 5, 10)])
     assert row.num_rows == 1
-    return batch_of(from_row(row), step=5, window_end=True)
+    (wire,) = from_row(row)
+    return batch_of(wire, step=5, window_end=True)
 
 
 def test_images_of_different_sizes_are_padded_with_a_mask() -> None:
@@ -83,12 +91,33 @@ def test_targets_are_views_of_flat_buffers() -> None:
 
 
 def test_the_number_of_buffers_does_not_grow_with_the_batch() -> None:
-    one = to_row(BatchDecoder.of(spec()).batch([sample("1", (8, 8), [[1, 1, 2, 2]])], 0, 0, 0))
-    many = to_row(
-        BatchDecoder.of(spec()).batch([sample(str(i), (8, 8), [[1, 1, 2, 2]] * 9) for i in range(64)], 0, 0, 0)
-    )
-    assert one.column_names == many.column_names
-    assert len(one.column_names) <= 10
+    def row_of(images: int, objects: int) -> pa.Table:
+        samples = [sample(str(i), (256, 256), [[1, 1, 2, 2]] * objects) for i in range(images)]
+        return to_row([BatchDecoder.of(spec()).batch(samples, 0, 0, 0)])
+
+    assert row_of(1, 1).column_names == row_of(64, 9).column_names == ["header", "small", "0.images"]
+
+
+def test_several_batches_cross_in_one_row() -> None:
+    decoder = BatchDecoder.of(spec())
+    wires = [decoder.batch([sample(str(i), (256, 200 + i), [[1, 1, 2, 2]] * i)], 3, i, i) for i in range(4)]
+    back = from_row(to_row(wires))
+    assert [(wire.epoch, wire.batch, wire.keys) for wire in back] == [(3, i, [str(i)]) for i in range(4)]
+    for wire, own in zip(back, wires, strict=True):
+        assert wire.arrays.keys() == own.arrays.keys()
+        for name, values in own.arrays.items():
+            np.testing.assert_array_equal(wire.arrays[name], values)
+            assert wire.arrays[name].dtype == values.dtype
+        assert np.shares_memory(wire.arrays["images"], own.arrays["images"]), "pixels are copied on the way"
+
+
+@pytest.mark.parametrize(("side", "sizes"), [(8, [4, 4, 2]), (2600, [3, 3, 3, 1]), (6000, [1] * 10)])
+def test_a_row_takes_no_more_batches_than_its_bytes_allow(side: int, sizes: list[int]) -> None:
+    pixels = np.zeros((1, 3, side, side), dtype=np.uint8)
+    rows = rows_of((WireBatch(0, i, ["key"], {"images": pixels}) for i in range(10)), 4)
+    numbers = [[wire.batch for wire in from_row(row)] for row in rows]
+    assert [len(each) for each in numbers] == sizes
+    assert list(itertools.chain(*numbers)) == list(range(10))
 
 
 def test_masks_cross_bit_packed_and_come_back_whole() -> None:
@@ -159,9 +188,9 @@ def test_a_bad_sidecar_is_named_with_shard_and_key(sidecar: bytes) -> None:
         BatchDecoder.of(spec()).batch([replace(good, sidecar=sidecar)], 0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["crop_flip_jitter", "noise"])
+@pytest.mark.parametrize("name", ["pipelines:crop_flip_jitter", "augmentations:noise"])
 def test_augmentation_depends_on_the_position_alone(name: str) -> None:
-    cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
+    cpu = CpuTransform(transform=f"tests.{name}").model_dump_json()
     samples = [sample(str(i), (300, 280), [[10, 20, 100, 120]]) for i in range(3)]
     first = BatchDecoder.of(spec(transform=cpu)).batch(samples, 1, 0, 30).arrays["images"]
     decoder = BatchDecoder.of(spec(transform=cpu))
@@ -219,16 +248,44 @@ def test_pinning_and_moving_keep_everything() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("floats", r"an image that is float32 of shape .*, not uint8"), ("large_crop", "CropSizeError")],
+    [
+        ("pipelines:floats", r"an image that is float32 of shape .*, not uint8"),
+        ("pipelines:large_crop", "CropSizeError"),
+    ],
 )
 def test_a_transform_that_fails_names_the_sample(name: str, message: str) -> None:
-    cpu = CpuTransform(transform=f"tests.augmentations:{name}").model_dump_json()
+    cpu = CpuTransform(transform=f"tests.{name}").model_dump_json()
     with pytest.raises(ConfigError, match=rf"augment.cpu fails on shard .*, key 4 \(file 4.png\): .*{message}"):
         BatchDecoder.of(spec(transform=cpu)).batch([sample("4", (10, 20), [])], 0, 0, 0)
 
 
 def test_a_composes_own_probability_is_kept() -> None:
-    cpu = CpuTransform(transform="tests.augmentations:never").model_dump_json()
+    cpu = CpuTransform(transform="tests.pipelines:never").model_dump_json()
     samples = [sample("4", (10, 20), [[1, 2, 3, 4]])]
     plain, left = (BatchDecoder.of(spec(transform=t)).batch(samples, 0, 0, 0).arrays["images"] for t in ("", cpu))
     assert np.array_equal(plain, left)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("def make(): return lambda image, target, rng: (image, target)", []),
+        ("import albumentations as A\ndef make(): return A.HorizontalFlip(p=0.5)", ["albumentations"]),
+        ("import albumentations, torch\ndef make(): return torch.sigmoid", ["albumentations", "torch"]),
+    ],
+)
+def test_decode_actors_import_only_what_their_transform_asks_for(
+    tmp_path: Path, module: str, imported: list[str]
+) -> None:
+    (tmp_path / "transform.py").write_text(module)
+    code = (
+        "import sys\n"
+        "import rfstream.stream.source\n"
+        "from rfstream.config import CpuTransform\n"
+        "from rfstream.stream.augment import build_transform\n"
+        "build_transform(CpuTransform(transform='transform:make'), 'augment.cpu')\n"
+        "print(sorted({'aiohttp', 'albumentations', 'torch'} & sys.modules.keys()))"
+    )
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"}
+    done = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str(imported), done.stderr

@@ -15,7 +15,7 @@ from benchmarks.peers.work import Delivered, checksum
 from rfstream.tools.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ["in-process", "rfstream-fused", "dataloader-uint8"]
+ROWS = ["rfstream-fused", "dataloader-uint8"]
 IMAGES = 32
 
 
@@ -46,6 +46,15 @@ def test_rows_deliver_the_same_images(scenes: Path, tmp_path: Path) -> None:
         assert document["readings"][name]["images/s"][0] > 0
         assert document["readings"][name]["CPU-s per 1000 images"][0] > 0
     assert document["readings"]["rfstream-fused"]["object store, MB"][0] > 0
+
+
+def test_an_execution_is_measured(tmp_path: Path) -> None:
+    done = bench("split_scale", "--only=ranks 2", "--samples=128", "--repetitions=1", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (figures,) = json.loads((tmp_path / "split_scale.json").read_text())["readings"].values()
+    assert figures["batches/s"][0] > 0
+    for role in ("coordinator", "actors", "ranks"):  # found by the titles that Ray gives its processes
+        assert 0 < figures[f"CPU-s/1000: {role}"][0] < figures["CPU-s/1000: all"][0]
 
 
 def test_checksum_sees_content_and_not_order() -> None:

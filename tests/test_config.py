@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rfstream.config import Config, import_object, load_config
+from rfstream.config import Config, load_config
 from rfstream.errors import ConfigError, DatasetError
+from rfstream.imports import import_object
 
 GOOD = "data: {path: pack}\nstream: {batch_size: 4}\n"
 
@@ -111,7 +112,7 @@ def test_messages_keep_no_secrets_of_urls() -> None:
     assert str(DatasetError("is it there? gs://b/c: no")) == "is it there? gs://b/c: no"
 
 
-@pytest.mark.parametrize("decode", [{"masks": True}, {"pad_multiple": 32}, {"exif": "transpose"}])
+@pytest.mark.parametrize("decode", [{"masks": True}, {"pad_multiple": 32}, {"exif": "transpose"}, {"shrink_to": 9}])
 def test_what_is_for_images_is_refused_for_episodes(decode: dict[str, object]) -> None:
     (name,) = decode
     with pytest.raises(ConfigError, match=f"decode.{name} has no part in data.format: lerobot; leave it out"):

@@ -94,7 +94,7 @@ def write_voc(folder: Path, document: dict[str, Any], names: list[str]) -> None:
 def ledger_of(path: str) -> pa.Table:
     config = Config(
         data={"path": path},
-        stream={"batch_size": 10, "seed": 3, "timeout_s": 120},
+        stream={"batch_size": 10, "seed": 3, "timeout_s": 300},
         decode={"actors": (1, 1)},
         augment={"cpu": {"transform": "rfstream.tools.scenes:train_transform", "args": {"size": 64}}},
     )

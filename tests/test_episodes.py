@@ -29,10 +29,10 @@ from benchmarks.bad_storage import BadStorage
 from rfstream.dataset import storage
 from rfstream.episodes import reader as episode_reader
 from rfstream.episodes.batch import EpisodeBatch
-from rfstream.episodes.decode import decode_run
 from rfstream.episodes.layout import layout_of
 from rfstream.episodes.metadata import Feature, read_dataset
 from rfstream.episodes.tabular import EpisodeRows
+from rfstream.episodes.video import VideoDecoder
 from rfstream.errors import ConfigError, DatasetError, SampleError
 from rfstream.stream.source import reader_of
 from rfstream.tools.check import check
@@ -275,6 +275,22 @@ def test_a_bucket_gives_what_the_folder_gives(
     assert sum(end - begin for _, begin, end in asked) <= sum(videos.values())
 
 
+def test_a_file_s_footer_is_fetched_once_and_its_rows_in_one_range(
+    in_bucket: str, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_reader, "_FILES", 1)
+    reader = reader_of(training(config(in_bucket, pool_size=12, cameras=[])).reader)
+    starts, url_of = reader.index.starts, reader.index.dataset.data_url
+    first_of_file = [at for at in range(len(starts) - 1) if at == 0 or url_of(at) != url_of(at - 1)]
+    for _ in range(2):
+        asked.clear()
+        reader._rows.clear()
+        for at in first_of_file:
+            reader.read(starts[[at]])
+    assert [url for url, _, _ in asked] == list(map(url_of, first_of_file))
+    assert all(end < storage.size_of(url) for url, _, end in asked)
+
+
 def test_sizes_are_asked_for_where_listings_have_none(datasets: Path) -> None:
     local = training(config(datasets / "ds_video")).index
     serve = partial(SimpleHTTPRequestHandler, directory=datasets)
@@ -290,7 +306,7 @@ def test_sizes_are_asked_for_where_listings_have_none(datasets: Path) -> None:
 def test_packet_tables_of_a_pool_are_read_once(
     datasets: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_reader, "_TABLES", 1)
+    monkeypatch.setattr(episode_reader, "_FILES", 1)
     reader = reader_of(training(config(datasets / "ds_video", pool_size=12)).reader)
     list(reader.parts(np.arange(FRAMES), 8))
     asked.clear()
@@ -595,8 +611,8 @@ def test_a_bit_that_turned_is_rarely_taken_for_a_picture(datasets: Path) -> None
         shot = step.shots[0][0]
         data = bytearray(shot.source.data)
         data[draw.integers(len(data))] ^= 1 << draw.integers(8)
-        (plain,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]))).values()
-        (turned,) = decode_run(replace(shot.source, wanted=frozenset([shot.pts]), data=bytes(data))).values()
+        (plain,) = VideoDecoder().frames(replace(shot.source, wanted=frozenset([shot.pts]))).values()
+        (turned,) = VideoDecoder().frames(replace(shot.source, wanted=frozenset([shot.pts]), data=bytes(data))).values()
         other += not isinstance(turned, str) and not np.array_equal(turned.to_ndarray(), plain.to_ndarray())
     assert other < 15  # 41 where FFmpeg may conceal what it sees
 

@@ -22,7 +22,7 @@ from rfstream.plan.order import Fragments, epoch_order
 from rfstream.plan.position import Position
 from rfstream.stream.pipeline import Pipeline
 from rfstream.stream.source import StagedDecode, training_functions
-from rfstream.stream.wire import from_row
+from rfstream.stream.wire import from_row, to_row
 from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
 
 WINDOWS = {"action": [-0.1, 0.0, 0.2], FRONT: [-0.1, 0.0]}
@@ -128,7 +128,7 @@ def test_interrupted_at_every_step_the_rest_is_the_same(dataset: Path, pool_size
 
     def batches(start: Position) -> list[list[dict[str, Any]]]:
         functions = training_functions(pipeline.plan, start, 1, 4, pipeline.reader, pipeline.decode, None)
-        wires = [from_row(row) for function, _ in functions for row in function()]
+        wires = [wire for function, _ in functions for row in function() for wire in from_row(row)]
         made = [(wire, make(wire, step=wire.batch // 2, window_end=False)) for wire in wires]
         return [ledger_rows(batch, wire.batch % 2, 2) for wire, batch in made]
 
@@ -142,12 +142,15 @@ def test_interrupted_at_every_step_the_rest_is_the_same(dataset: Path, pool_size
 def test_both_assemblies_make_the_same_batches(dataset: Path, name: str) -> None:
     pipeline = training(config(dataset.parent / name, pool_size=5, delta_timestamps=WINDOWS, stream={"batch_size": 16}))
     asked = (pipeline.plan, Position(0, 30), 1, 4, pipeline.reader)
-    fused = [row for function, _ in training_functions(*asked, pipeline.decode, None) for row in function()]
-    decode = StagedDecode(pipeline.reader, pipeline.decode, None)
+    counted = list(training_functions(*asked, pipeline.decode, None))
+    rows = [list(function()) for function, _ in counted]
+    assert [len(each) for each in rows] == [count for _, count in counted]
+    fused = [to_row([wire]) for row in itertools.chain(*rows) for wire in from_row(row)]
+    decode = StagedDecode(pipeline.reader, pipeline.decode, None, pipeline.batches_per_row)
     counted = list(training_functions(*asked, None, None))
     encoded = [list(function()) for function, _ in counted]
     assert [len(rows) for rows in encoded] == [count for _, count in counted]
-    staged = [batch for rows in encoded for row in rows for batch in decode(row)]
+    staged = [to_row([wire]) for row in itertools.chain(*encoded) for out in decode(row) for wire in from_row(out)]
     assert len(staged) == len(fused) == 16
     assert staged == fused
 
@@ -178,7 +181,7 @@ def test_the_ledger_is_complete(reference: pa.Table) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "actors", "batch_size", "assembly"),
-    [(2, 3, 12, "fused"), (3, 2, 4, "staged"), (4, 1, 6, "staged"), (1, 3, 8, "fused")],
+    [(2, 3, 12, "fused"), (3, 2, 4, "staged"), (4, 1, 6, "staged")],
 )
 def test_the_ledger_is_the_same_at_any_size(
     dataset: Path, reference: pa.Table, world_size: int, actors: int, batch_size: int, assembly: str
@@ -190,15 +193,14 @@ def test_the_ledger_is_the_same_at_any_size(
     assert counts == [2 * 744 // world_size] * world_size
 
 
-@pytest.mark.parametrize(("pool_size", "tail", "frames"), [(1, "drop", 720), (12, "wrap", 744)])
-def test_other_pools_and_tails(dataset: Path, ray_session: None, pool_size: int, tail: str, frames: int) -> None:
+def test_another_pool_and_tail(dataset: Path, ray_session: None) -> None:
     tables = [
-        make_ledger(streamed(dataset, actors, 24 // ranks, pool_size, tail=tail), epochs=1, world_size=ranks)
+        make_ledger(streamed(dataset, actors, 24 // ranks, pool_size=1, tail="drop"), epochs=1, world_size=ranks)
         for ranks, actors in [(1, 2), (3, 1)]
     ]
     assert first_difference(*tables) is None
     keys = tables[0]["key"].to_pylist()
-    assert (len(keys), len(set(keys))) == (frames, min(frames, FRAMES))
+    assert len(keys) == len(set(keys)) == 720
 
 
 def test_resume_equals_the_uninterrupted_run(dataset: Path, reference: pa.Table) -> None:

@@ -299,7 +299,7 @@ def test_what_is_not_there_is_said(written: Path, tmp_path: Path) -> None:
 def test_it_streams(index: SplitIndex) -> None:
     config = Config(
         data={"path": index.path, "shards": index.shards_at},
-        stream={"batch_size": 5, "timeout_s": 120},
+        stream={"batch_size": 5, "timeout_s": 300},
         decode={"actors": (1, 1)},
         augment={"cpu": {"transform": "tests.augmentations:resize", "args": {"size": 96}}},
     )

@@ -112,7 +112,7 @@ def test_an_epoch_from_a_bucket_equals_that_of_our_own_pack(
         make_ledger(
             Config(
                 data=data,
-                stream={"batch_size": 5, "timeout_s": 120},
+                stream={"batch_size": 5, "timeout_s": 300},
                 decode={"actors": (1, 1)},
                 augment={"cpu": {"transform": "tests.augmentations:resize", "args": {"size": 96}}},
             ),

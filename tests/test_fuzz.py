@@ -34,6 +34,7 @@ from rfstream.errors import ConfigError, RFStreamError, StateError
 from rfstream.plan.position import Position, position_of, state_of
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import BatchDecoder, DetectionSpec
+from rfstream.stream.scaling import Scaling
 from rfstream.stream.segmentation import decompress, mask_of
 from rfstream.stream.targets import parse_sidecar, targets_of
 from rfstream.tools.check import check
@@ -345,17 +346,18 @@ annotations = st.fixed_dictionaries(
 
 
 @settings(EXAMPLES, max_examples=150)
-@given(given_annotations=st.lists(annotations, max_size=3), masks=st.booleans())
-def test_annotations_of_a_sample(given_annotations: list[dict[str, Any]], masks: bool) -> None:
+@given(given_annotations=st.lists(annotations, max_size=3), masks=st.booleans(), factor=st.sampled_from([1, 2, 4, 8]))
+def test_annotations_of_a_sample(given_annotations: list[dict[str, Any]], masks: bool, factor: int) -> None:
     try:
-        target = targets_of(given_annotations, LABELS, HEIGHT, WIDTH, masks=masks)
+        target = targets_of(given_annotations, LABELS, HEIGHT, WIDTH, masks=masks, scaling=Scaling(factor))
     except ValueError:
         return
     n = len(target["boxes"])
     assert target["boxes"].shape == (n, 4) and np.isfinite(target["boxes"]).all() and np.isfinite(target["area"]).all()
     assert all(len(array) == n for array in target.values())
     if masks:
-        assert target["masks"].shape == (n, HEIGHT, WIDTH) and set(np.unique(target["masks"])) <= {0, 1}
+        size = (HEIGHT // factor, WIDTH // factor)
+        assert target["masks"].shape == (n, *size) and set(np.unique(target["masks"])) <= {0, 1}
 
 
 CRASHERS = [

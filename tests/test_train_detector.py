@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,26 @@ def test_mean_average_precision_at_the_edges() -> None:
     assert gather(mixed) == mixed
 
 
+GATHERING = """
+import sys
+import numpy as np
+import torch.distributed as dist
+from rfstream.train.metrics import Judged, gather
+store, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+value = Judged(*[np.arange(3)] * 6)
+found = gather({} if rank else {4: value, 9: value})
+print(sorted(found), found[9].labels.tolist())
+"""
+
+
+def test_a_rank_without_images_takes_part(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GATHERING, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [text.splitlines()[-1] for text in printed] == ["[4, 9] [0, 1, 2]"] * 2
+
+
 def test_timing_tells_waiting_from_stepping() -> None:
     batch = PLAIN(scenes(1, seed=2), augment=False)
 
@@ -220,26 +242,28 @@ def test_timing_tells_waiting_from_stepping() -> None:
             self.weight = torch.nn.Parameter(torch.zeros(1))
 
         def training_step(self, batch: DeviceBatch, batch_idx: int) -> torch.Tensor:
-            time.sleep(0.02)
+            time.sleep(0.2)
             return self.weight.sum()
 
         def validation_step(self, batch: DeviceBatch, batch_idx: int) -> None:
-            time.sleep(0.2)
+            time.sleep(1)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     timing = Timing()
     run = trainer(max_epochs=3, callbacks=[timing])
+    began = time.monotonic()
     run.fit(Slow(), datamodule=Given(Repeated([batch], times=5, delay=0.06), Repeated([batch])))
+    wall = time.monotonic() - began
     report = timing.report()
     assert report["time/images"] == 15 and len(timing.between_epochs_s) == 2
     assert report["time/first_batch_s"] >= 0.06
-    assert timing.waiting_s >= 0.06 * 12 and timing.stepping_s >= 0.02 * 15
-    assert 0.5 < report["time/waiting_share"] < 0.9
-    assert report["time/validation_s"] >= 0.6
+    assert timing.waiting_s >= 0.06 * 12 and timing.stepping_s >= 0.2 * 15
+    assert timing.waiting_s + timing.stepping_s + report["time/validation_s"] <= wall, "some time is counted twice"
+    assert report["time/validation_s"] >= 3
     assert all(gap >= 0.06 for gap in timing.between_epochs_s)
-    assert sum(timing.between_epochs_s) < 0.5, "validation is not lost time between epochs"
+    assert sum(timing.between_epochs_s) < 2, "validation is not lost time between epochs"
     assert run.callback_metrics["time/images"] == 15
 
 

@@ -77,49 +77,113 @@ def trained(notes: list[dict[str, Any]]) -> dict[tuple[int, int, int], tuple[lis
     return {(n["epoch"], n["step"], n["rank"]): (n["keys"], n["pixels"]) for n in notes if n["kind"] == "train"}
 
 
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, **more}
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def config_file(folder: Path, **content: Any) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[dict[str, str]]:
+    """A cluster head of its own with a dashboard on loopback; yields the environment that reaches it."""
+    with tempfile.TemporaryDirectory(prefix="rf", ignore_cleanup_errors=True) as folder:
+        env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=uuid.uuid4().hex)
+        dashboard = free_port()
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=200000000"]
+        command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+        ports = ("port", "ray-client-server-port", "dashboard-agent-listen-port")  # whose defaults another Ray may hold
+        command += [f"--temp-dir={folder}", *(f"--{name}={free_port()}" for name in ports)]
+        with (Path(folder) / "head.log").open("w") as log:
+            head = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield {**env, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+        finally:
+            stop_tree(psutil.Process(head.pid))
+
+
+def stop_tree(root: psutil.Process) -> None:
+    """End ``root`` and all that descends from it: asked first, and made to where asking does not help."""
+    tree = [root, *root.children(recursive=True)]
+    root.terminate()
+    _, left = psutil.wait_procs(tree, timeout=20)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=20)
+
+
 @pytest.fixture(scope="module")
-def under_ray(seven: Path, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two Ray Train workers were given in two epochs."""
-    folder = tmp_path_factory.mktemp("ray")
+def job(seven: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two Ray Train workers of a submitted job were given in two epochs."""
+    folder = tmp_path_factory.mktemp("job")
     run = {"launcher": "ray", "workers": 2, "epochs": 2, **recorded(folder / "notes")}
-    metrics = train(Config(**values(seven, folder / "out", **run)))
-    assert metrics["epoch"] == 1 and metrics["time/images"] == 24
-    assert list((folder / "out").glob("ray-*/checkpoint_*/checkpoint.ckpt"))
+    config = config_file(folder, **values(seven, folder / "out", **run))
+    submit = [str(BIN / "ray"), "job", "submit", "--", sys.executable, str(ROOT / "pipelines" / "train.py")]
+    with cluster() as env:
+        for _ in range(30):
+            done = subprocess.run(
+                [*submit, "--config", str(config)], env=env, capture_output=True, text=True, timeout=800
+            )
+            if not any(early in done.stderr for early in ("Failed to connect", "No available agent")):
+                break
+            time.sleep(2)  # the head is not up yet
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert "succeeded" in output and "epoch=1" in output and "time/images=24" in output
     return recording.notes(folder / "notes")
 
 
-def test_ray_workers_share_an_epoch(under_ray: list[dict[str, Any]]) -> None:
-    batches = trained(under_ray)
+def test_workers_of_a_ray_job_share_an_epoch(job: list[dict[str, Any]]) -> None:
+    batches = trained(job)
     assert sorted(batches) == [(e, s, r) for e in range(2) for s in range(4) for r in range(2)]
     for epoch in range(2):
         keys = [k for (e, _, _), (keys, _) in batches.items() if e == epoch for k in keys]
         assert len(keys) == 24 and len(set(keys)) == TRAIN
 
 
-def test_ray_workers_validate_each_image_once_with_equal_buffers(under_ray: list[dict[str, Any]]) -> None:
+def test_workers_of_a_ray_job_validate_each_image_once_with_equal_buffers(job: list[dict[str, Any]]) -> None:
     for epoch in range(2):
         of_rank = [
-            [i for n in under_ray if (n["kind"], n["epoch"], n["rank"]) == ("val", epoch, rank) for i in n["images"]]
+            [i for n in job if (n["kind"], n["epoch"], n["rank"]) == ("val", epoch, rank) for i in n["images"]]
             for rank in range(2)
         ]
         assert sorted(of_rank[0] + of_rank[1]) == [*range(1, 8)]
         assert [len(images) for images in of_rank] == [4, 3]
-        means = [n["mean"] for n in under_ray if n["kind"] == "buffers" and n["epoch"] == epoch]
+        means = [n["mean"] for n in job if n["kind"] == "buffers" and n["epoch"] == epoch]
         assert len(means) == 2 and means[0] == means[1]
 
 
 def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(
-    seven: Path, under_ray: list[dict[str, Any]], tmp_path: Path
+    seven: Path, job: list[dict[str, Any]], ray_session: None, tmp_path: Path
 ) -> None:
-    """Rank 1 dies inside the second epoch: what is trained from the reported checkpoint on equals the whole run."""
+    """Rank 1 dies inside the second epoch: what is trained from the reported checkpoint on equals the whole job, which
+    the same file ran in a cluster of its own."""
     run = {"launcher": "ray", "workers": 2, "epochs": 2, "max_failures": 1}
     metrics = train(Config(**values(seven, tmp_path / "out", **run, **recorded(tmp_path / "notes", die_at=[1, 2]))))
     assert metrics["epoch"] == 1 and (tmp_path / "notes" / "died").exists()
+    assert list((tmp_path / "out").glob("ray-*/checkpoint_*/checkpoint.ckpt"))
     notes = recording.notes(tmp_path / "notes")
-    assert trained(notes) == trained(under_ray)
+    assert trained(notes) == trained(job)
     first_of_second = [n for n in notes if n["kind"] == "train" and (n["epoch"], n["step"]) == (1, 0)]
     assert len(first_of_second) == 4, "the second epoch was begun twice, by both ranks"
     assert len([n for n in notes if n["kind"] == "train" and n["epoch"] == 0]) == 8, "the first epoch was not repeated"
+
+
+def test_what_starts_ray_workers_imports_no_lightning() -> None:
+    program = "import sys, rfstream.train.run; sys.exit('pytorch_lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 def test_a_failure_is_one_sentence(seven: Path, ray_session: None, tmp_path: Path) -> None:
@@ -181,47 +245,12 @@ def test_local_paths_hold_in_other_working_folders(tmp_path: Path, monkeypatch: 
     ]
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    path = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
-    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, **more}
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
-def config_file(folder: Path, **content: Any) -> Path:
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
-def test_torchrun_with_a_rank_that_has_nothing_to_validate(two: Path, tmp_path: Path) -> None:
-    run = {"launcher": "torchrun", "epochs": 1, "model": "rfstream.train.detector:build", "model_args": {"width": 8}}
-    config = config_file(tmp_path, **values(two, tmp_path / "out", **run))
-    command = [str(BIN / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(ROOT / "pipelines" / "train.py"), "--config", str(config), "stream.timeout_s=200"],
-        env=environment(RAY_ADDRESS="local"),
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("val/mAP50=") == 1
-    assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
-
-
-@pytest.mark.parametrize("linger_s", [0, 2])
-def test_one_rank_that_raises_in_its_step_ends_both_with_the_cause(two: Path, tmp_path: Path, linger_s: int) -> None:
-    """Rank 0 stands in a collective operation meanwhile, and would only say that a connection was closed.
-
-    Where it takes longer to end than torchrun takes to see that rank 1 has failed, torchrun terminates it.
+def test_torchrun_with_a_rank_that_has_nothing_to_validate_and_then_raises(two: Path, tmp_path: Path) -> None:
+    """Rank 1 raises in its second epoch. Rank 0 stands in a collective operation meanwhile, and would only say that a
+    connection was closed; it takes longer to end than torchrun takes to see that rank 1 has failed, so torchrun
+    terminates it.
     """
-    run = {"launcher": "torchrun", "epochs": 1, **recorded(tmp_path / "notes", fail_at=[0, 1], linger_s=linger_s)}
+    run = {"launcher": "torchrun", "epochs": 2, **recorded(tmp_path / "notes", fail_at=[1, 1], linger_s=2)}
     config = config_file(tmp_path, **values(two, tmp_path / "out", **run))
     command = [str(BIN / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -231,57 +260,11 @@ def test_one_rank_that_raises_in_its_step_ends_both_with_the_cause(two: Path, tm
         text=True,
         timeout=800,
     )
-    (failed,) = [n["at"] for n in recording.notes(tmp_path / "notes") if n["kind"] == "failed"]
-    assert time.time() - failed < 30, "the other rank, or a process of the launcher, went on"
+    notes = recording.notes(tmp_path / "notes")
+    (failed,) = [n["at"] for n in notes if n["kind"] == "failed"]
+    assert time.time() - failed < 200, "the other rank, or a process of the launcher, went on"
     assert done.returncode != 0
     assert "RuntimeError: no luck in this step" in done.stderr
     assert "error: rank 0 can't go on: rank 1 failed: RuntimeError: no luck in this step" in done.stderr
-
-
-@pytest.fixture
-def cluster() -> Iterator[dict[str, str]]:
-    """A cluster head of its own with a dashboard on loopback; yields the environment that reaches it."""
-    with tempfile.TemporaryDirectory(prefix="rf", ignore_cleanup_errors=True) as folder:
-        env = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=uuid.uuid4().hex)
-        dashboard = free_port()
-        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=200000000"]
-        command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
-        ports = ("port", "ray-client-server-port", "dashboard-agent-listen-port")  # whose defaults another Ray may hold
-        command += [f"--temp-dir={folder}", *(f"--{name}={free_port()}" for name in ports)]
-        with (Path(folder) / "head.log").open("w") as log:
-            head = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield {**env, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
-        finally:
-            stop_tree(psutil.Process(head.pid))
-
-
-def stop_tree(root: psutil.Process) -> None:
-    """End ``root`` and all that descends from it: asked first, and made to where asking does not help."""
-    tree = [root, *root.children(recursive=True)]
-    root.terminate()
-    _, left = psutil.wait_procs(tree, timeout=20)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=20)
-
-
-def test_the_same_file_as_a_ray_job(
-    seven: Path, under_ray: list[dict[str, Any]], cluster: dict[str, str], tmp_path: Path
-) -> None:
-    run = {"launcher": "ray", "workers": 2, "epochs": 1, **recorded(tmp_path / "notes")}
-    config = config_file(tmp_path, **values(seven, tmp_path / "out", **run))
-    submit = [str(BIN / "ray"), "job", "submit", "--", sys.executable, str(ROOT / "pipelines" / "train.py")]
-    for _ in range(30):
-        done = subprocess.run(
-            [*submit, "--config", str(config)], env=cluster, capture_output=True, text=True, timeout=800
-        )
-        if not any(early in done.stderr for early in ("Failed to connect", "No available agent")):
-            break
-        time.sleep(2)  # the head is not up yet
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-3000:]
-    assert "succeeded" in output and "time/images=12" in output
-    first_epoch = {place: batch for place, batch in trained(under_ray).items() if place[0] == 0}
-    assert trained(recording.notes(tmp_path / "notes")) == first_epoch
+    assert [(n["rank"], n["images"]) for n in notes if n["kind"] == "val"] == [(0, [1, 2])]
+    assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()

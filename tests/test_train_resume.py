@@ -20,8 +20,9 @@ from rfstream.stream.ranks import alone
 from rfstream.stream.split import HandOver
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.data import TrainerBatches, TrainingStream
+from rfstream.train.fit import newest_checkpoint
 from rfstream.train.lightning import pl
-from rfstream.train.run import _refuse_too_few_cpus, _refuse_too_few_gpus, newest_checkpoint
+from rfstream.train.run import _refuse_too_few_cpus, _refuse_too_few_gpus
 
 SAMPLES = 16
 Place = tuple[int, int]

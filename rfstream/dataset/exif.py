@@ -11,6 +11,8 @@ from PIL import Image, ImageOps
 _TAG = 0x0112
 TURNED = (5, 6, 7, 8)
 """Orientations that swap width and height."""
+LEFT_WAS_END, TOP_WAS_END = (2, 3, 6, 7), (3, 4, 7, 8)
+"""Orientations whose left edge as shown is the right or bottom one as stored; those of whose top edge that is so."""
 
 
 def orientation_of(image: Image.Image) -> int:

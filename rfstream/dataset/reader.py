@@ -76,9 +76,9 @@ class PackReader(ABC):
         }
 
     @staticmethod
-    def of_columns(columns: Mapping[str, pa.Scalar]) -> list[EncodedSample]:
+    def of_columns(columns: Mapping[str, pa.Array]) -> list[EncodedSample]:
         """The samples that :meth:`to_columns` put into a row."""
-        members = (columns[name] for name in ("images", "sidecars", "places"))
+        members = (columns[name][0] for name in ("images", "sidecars", "places"))
         return [
             EncodedSample(image=image.as_buffer().to_pybytes(), sidecar=sidecar.as_py(), **place.as_py())
             for image, sidecar, place in zip(*members, strict=True)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
-import aiohttp
 import requests
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
@@ -49,13 +48,15 @@ _BROKEN = (
     ConnectionError,
     EOFError,
     http.client.HTTPException,
-    aiohttp.ClientError,
     requests.RequestException,
     ShortBodyError,
 )
-_BROKEN_NAMES = frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError"})
+_BROKEN_NAMES = frozenset(
+    {"aiohttp.ClientError", "botocore.HTTPClientError", "botocore.ConnectionError", "botocore.IncompleteReadError"}
+)
 _NO_CREDENTIALS = frozenset({"DefaultCredentialsError", "RefreshError", "NoCredentialsError"})
-"""Classes of packages that may not be installed (google-auth, botocore), by name."""
+"""Classes by name, of packages that may not be installed (google-auth, botocore) or that who reads from a disk need not
+import (aiohttp)."""
 
 
 def patiently(url: str, what: str, deadline_s: float, attempt: Callable[[float], T]) -> T:
@@ -146,7 +147,8 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_broken(cause: BaseException) -> bool:
-    return isinstance(cause, _BROKEN) or not _BROKEN_NAMES.isdisjoint(kind.__name__ for kind in type(cause).__mro__)
+    names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(cause).__mro__)
+    return isinstance(cause, _BROKEN) or not _BROKEN_NAMES.isdisjoint(names)
 
 
 def _is_refused(error: BaseException) -> bool:

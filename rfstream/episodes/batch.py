@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rfstream import recycle
+from rfstream.batch import copied_pixels
 from rfstream.episodes.layout import RECORDS, TASK
 from rfstream.stream.wire import WireBatch
 
@@ -51,13 +51,14 @@ class EpisodeBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> EpisodeBatch:
         """The batch on ``device``; ``non_blocking`` overlaps the copy when the batch is pinned."""
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.moved(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> EpisodeBatch:
         """The batch in page-locked memory (needs CUDA)."""
-        return self._map(Tensor.pin_memory)
+        return self.moved(Tensor.pin_memory)
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> EpisodeBatch:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> EpisodeBatch:
+        """The batch with what ``move`` makes of each tensor that belongs on the device."""
         return replace(self, tensors={name: move(values) for name, values in self.tensors.items()})
 
 
@@ -67,6 +68,6 @@ def episode_batch_of(tasks: Sequence[str], wire: WireBatch, *, step: int, window
     names = [name for name in records.dtype.names or () if name != TASK]
     tensors = {name: torch.from_numpy(np.array(records[name])) for name in names}
     cameras = tuple(name for name in wire.arrays if name != RECORDS)
-    tensors |= {camera: torch.from_numpy(recycle.copied(wire.arrays[camera])) for camera in cameras}
+    tensors |= {camera: copied_pixels(wire.arrays[camera]) for camera in cameras}
     task = [tasks[at] for at in records[TASK]]
     return EpisodeBatch(tensors, cameras, task, wire.keys, wire.epoch, step, window_end)

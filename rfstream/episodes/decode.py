@@ -18,21 +18,31 @@ from rfstream.episodes.container import import_av
 from rfstream.episodes.layout import RECORDS, Layout
 from rfstream.episodes.metadata import INFO
 from rfstream.episodes.sample import EncodedStep, Picture, Run, Shot
+from rfstream.episodes.transform import CameraTransform, built, transformed
+from rfstream.episodes.video import VideoDecoder, VideoFrame
+from rfstream.errors import ConfigError
+from rfstream.plan.keys import camera_key
 from rfstream.plan.position import Fingerprint
 from rfstream.stream.bad import BadSample, BadSampleError
 from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
 
-Frame = Any
-"""A decoded frame: PyAV's ``VideoFrame``, or of an image uint8 (H, W, 3)."""
+Frame = VideoFrame | npt.NDArray[np.uint8]
+"""A decoded frame, or an image's pixels (H, W, 3)."""
 
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """How samples of episodes are decoded: a :class:`rfstream.stream.decode.DecodeSpec`."""
+    """How samples of episodes are decoded: a :class:`rfstream.stream.decode.DecodeSpec`.
+
+    ``layout`` is the dataset's; ``transforms`` are what :func:`rfstream.episodes.transform.described` says of the
+    configuration's ``section``.
+    """
 
     seed: int
     layout: Layout
     max_pixels: int = MAX_PIXELS
+    transforms: str = ""
+    section: str = ""
 
     def build(self) -> EpisodeDecoder:
         """A decoder for this process."""
@@ -41,12 +51,22 @@ class EpisodeSpec:
     def fingerprint(self) -> Fingerprint:
         """See :class:`rfstream.stream.decode.DecodeSpec`."""
         cameras = ",".join(camera.name for camera in self.layout.cameras)
-        return {"delta_timestamps": self.layout.deltas(), "cameras": cameras}
+        transforms: Fingerprint = {"transforms": self.transforms} if self.transforms else {}
+        return {"delta_timestamps": self.layout.deltas(), "cameras": cameras, **transforms}
+
+    def batch_layout(self) -> Layout:
+        """What a batch holds: the dataset's layout, with cameras of the size that their transforms make."""
+        return transformed(self.layout, self.built_transforms())
+
+    def built_transforms(self) -> dict[str, CameraTransform]:
+        """The transforms by camera."""
+        return built(self.layout, self.transforms, self.section)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """``frames`` are those of each camera's window: as decoders leave them, which is half of the bytes of pixels."""
+    """``frames`` are those of each camera's window: as decoders leave them, which is half of the bytes of pixels, or
+    transformed."""
 
     record: bytes
     frames: tuple[tuple[Frame, ...], ...]
@@ -58,8 +78,11 @@ class EpisodeDecoder:
 
     def __init__(self, spec: EpisodeSpec) -> None:
         self._layout = spec.layout
+        self._transforms = spec.built_transforms()
+        self._batch_layout = transformed(spec.layout, self._transforms)
         self._record = spec.layout.record_type()
         self._max_pixels = spec.max_pixels
+        self._video = VideoDecoder()
         self._shown: WeakKeyDictionary[Run, dict[int, Frame | str]] = WeakKeyDictionary()
         self._images: WeakKeyDictionary[Picture, Frame] = WeakKeyDictionary()
         raise_pillow_limit(spec.max_pixels)
@@ -76,6 +99,9 @@ class EpisodeDecoder:
                 except Exception as error:  # FFmpeg and Pillow raise many kinds for what they can't read
                     raise _bad(sample, camera.name, shot, error) from error
                 decoded.append(frame)
+            transform = self._transforms.get(camera.name)
+            if transform is not None:
+                decoded = self._transformed(sample, window, decoded, transform, camera_key(key, camera.name))
             frames.append(tuple(decoded))
         return DecodedStep(sample.record, tuple(frames))
 
@@ -84,13 +110,34 @@ class EpisodeDecoder:
         arrays: dict[str, npt.NDArray[Any]] = {
             RECORDS: np.frombuffer(b"".join(step.record for step in decoded), dtype=self._record)
         }
-        for at, camera in enumerate(self._layout.cameras):
+        for at, camera in enumerate(self._batch_layout.cameras):
             out = recycle.empty((len(decoded), len(camera.steps or (0,)), 3, *camera.shape), np.uint8)
+            converted: dict[int, npt.NDArray[np.uint8]] = {}
             for window, step in zip(out, decoded, strict=True):
                 for planes, frame in zip(window, step.frames[at], strict=True):
-                    to_planes(self._pixels(frame), planes)
+                    if id(frame) in converted:
+                        planes[...] = converted[id(frame)]  # a quarter of the time of converting it again
+                    else:
+                        to_planes(self._pixels(frame), planes)
+                        converted[id(frame)] = planes
             arrays[camera.name] = out
         return arrays
+
+    def _transformed(
+        self, sample: EncodedStep, window: Sequence[Shot], frames: Sequence[Frame], transform: CameraTransform, key: int
+    ) -> list[Frame]:
+        """A camera's ``frames`` after its transform, all with the same ``key``."""
+        made = []
+        for shot, frame in zip(window, frames, strict=True):
+            try:
+                # A copy: samples share frames, and a transform may write to what it is given.
+                made.append(transform(np.array(self._pixels(frame)), key))
+            except Exception as error:  # a user's transform raises what it likes
+                where = f"{sample.dataset}: episode {sample.episode}, frame {shot.frame}"
+                raise ConfigError(
+                    f"{transform.key} fails on {where} ({type(error).__name__}: {describe(error)})"
+                ) from error
+        return made
 
     def _pixels(self, frame: Frame) -> npt.NDArray[np.uint8]:
         """Pixels of a frame, uint8 (H, W, 3)."""
@@ -112,59 +159,11 @@ class EpisodeDecoder:
                 self._images[source] = decode_rgb(source.data, self._max_pixels)
             return self._images[source]
         if source not in self._shown:
-            self._shown[source] = decode_run(source)
+            self._shown[source] = self._video.frames(source)
         found = self._shown[source][shot.pts]
         if isinstance(found, str):
             raise ValueError(found)
         return found
-
-
-def decode_run(run: Run) -> dict[int, Frame | str]:
-    """Each wanted frame of ``run`` by the time at which it is shown, or in words why there is none.
-
-    Words, since an exception's traceback would keep the run alive as long as the result.
-
-    All in one pass; if that fails, each in a pass of its own that ends with it, so that what is wrong with one frame
-    does not depend on which others are wanted.
-    """
-    last = {int(pts): at for at, pts in enumerate(run.pts)}
-    try:
-        return dict(_decoded(run, run.wanted, len(run.pts)))
-    except Exception:
-        found: dict[int, Frame | str] = {}
-        for pts in run.wanted:
-            try:
-                found |= _decoded(run, frozenset([pts]), last[pts] + 1)
-            except Exception as error:
-                found[pts] = describe(error)
-        return found
-
-
-def _decoded(run: Run, wanted: frozenset[int], packets: int) -> dict[int, Frame]:
-    """Frames of the first ``packets`` packets.
-
-    Raises:
-        ValueError: if a wanted frame does not come.
-        Exception: what FFmpeg raises for packets that it can't decode.
-    """
-    av = import_av()
-    context = av.CodecContext.create(run.codec, "r")
-    context.extradata = run.extradata
-    context.thread_count = 1  # an actor has one CPU
-    context.options = {"err_detect": "explode"}  # or a damaged frame would be made up from others
-    ends = np.cumsum(run.size[:packets])
-    found: dict[int, Frame] = {}
-    for at in range(packets + 1):
-        packet = None  # what the decoder still holds
-        if at < packets:
-            packet = av.Packet(run.data[ends[at] - run.size[at] : ends[at]])
-            packet.pts, packet.dts = int(run.pts[at]), int(run.dts[at])
-        for frame in context.decode(packet):
-            if frame.pts in wanted and not frame.is_corrupt:
-                found[frame.pts] = frame
-    if found.keys() != wanted:
-        raise ValueError("the decoder gives no frame for that time")
-    return found
 
 
 def _check_size(frame: Frame, shape: tuple[int, ...]) -> None:

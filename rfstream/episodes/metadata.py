@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -196,19 +197,25 @@ def _episode_files(root: str, deadline_s: float) -> Iterator[str]:
         yield from (storage.join(folder, name) for name in names)
 
 
-def _read_table(url: str, kinds: Mapping[str, pa.DataType], deadline_s: float) -> pa.Table:
-    """The columns of a Parquet file that ``kinds`` names, as these types."""
+@contextmanager
+def readable(url: str) -> Iterator[None]:
+    """Raise what PyArrow says of a Parquet file that it can't read as a DatasetError."""
     try:
-        with storage.open_binary(url, deadline_s) as opened:
-            file = pq.ParquetFile(opened)
-            there = file.schema_arrow.names
-            stored = [name if name in there else _UNNAMED.get(name, name) for name in kinds]
-            absent = [name for name, column in zip(kinds, stored, strict=True) if column not in there]
-            if absent:
-                raise DatasetError(f"{url}: has no column {absent[0]!r}; write it again with LeRobot")
-            table = file.read(columns=stored).select(stored).rename_columns(list(kinds))
+        yield
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{url}: not a readable Parquet file ({storage.describe(error)}); copy it again") from None
+
+
+def _read_table(url: str, kinds: Mapping[str, pa.DataType], deadline_s: float) -> pa.Table:
+    """The columns of a Parquet file that ``kinds`` names, as these types."""
+    with readable(url), storage.open_binary(url, deadline_s) as opened:
+        file = pq.ParquetFile(opened)
+        there = file.schema_arrow.names
+        stored = [name if name in there else _UNNAMED.get(name, name) for name in kinds]
+        absent = [name for name, column in zip(kinds, stored, strict=True) if column not in there]
+        if absent:
+            raise DatasetError(f"{url}: has no column {absent[0]!r}; write it again with LeRobot")
+        table = file.read(columns=stored).select(stored).rename_columns(list(kinds))
     return pa.table({name: _as_type(url, table, name, kind) for name, kind in kinds.items()})
 
 

@@ -24,12 +24,14 @@ from rfstream.episodes.index import EpisodeIndex, index_of
 from rfstream.episodes.layout import Field, Layout
 from rfstream.episodes.metadata import read_dataset
 from rfstream.episodes.sample import EncodedStep, Picture, Run, Shot
-from rfstream.episodes.tabular import EpisodeRows, Wanted, read_episodes
+from rfstream.episodes.tabular import EpisodeRows, Wanted, read_episodes, read_footer
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
+from rfstream.stream.wire import first_value
 
-_TABLES = 64
-"""Packet tables that a process keeps at least; of a file with an hour at 30 frames a second one has 5 MB."""
+_FILES = 64
+"""Files of a camera, or of rows, whose packet tables and footers a process keeps at least; the table of an hour at 30
+frames a second has 5 MB."""
 _POOLS = 2
 """Pools whose rows and packet tables a process keeps: the one that is read, and that of a batch that began in the one
 before."""
@@ -71,8 +73,10 @@ class EpisodeReader:
     def __init__(self, spec: EpisodeReaderSpec) -> None:
         self._spec = spec
         self._rows: dict[int, EpisodeRows] = {}  # in the order of their last use
-        kept = max(_TABLES, _POOLS * spec.pool_size * len(self._video_cameras))  # each episode may lie in its own files
-        self._packets = lru_cache(kept)(lambda url: read_packets(url, spec.layout.fps, spec.deadline_s))
+        files = _POOLS * spec.pool_size  # each episode may lie in its own
+        videos, tables = (lru_cache(max(_FILES, kept)) for kept in (files * len(self._video_cameras), files))
+        self._packets = videos(lambda url: read_packets(url, spec.layout.fps, spec.deadline_s))
+        self._footers = tables(lambda url: read_footer(url, spec.deadline_s))
 
     @cached_property
     def index(self) -> EpisodeIndex:
@@ -112,9 +116,9 @@ class EpisodeReader:
         return {"steps": pa.array([pickle.dumps(list(samples), protocol=5)], pa.large_binary())}
 
     @staticmethod
-    def of_columns(columns: Mapping[str, pa.Scalar]) -> list[EncodedStep]:
+    def of_columns(columns: Mapping[str, pa.Array]) -> list[EncodedStep]:
         """The samples that :meth:`to_columns` put into a row."""
-        steps: list[EncodedStep] = pickle.loads(columns["steps"].as_buffer())
+        steps: list[EncodedStep] = pickle.loads(first_value(columns["steps"]))
         return steps
 
     @cached_property
@@ -143,7 +147,7 @@ class EpisodeReader:
         for url, members in of_file.items():
             columns = [column[members].tolist() for column in (dataset.number, dataset.length, dataset.start)]
             asked = [Wanted(*values) for values in zip(*columns, strict=True)]
-            read = read_episodes(url, asked, spec.layout, len(dataset.tasks), spec.deadline_s)
+            read = read_episodes(url, self._footers(url), asked, spec.layout, len(dataset.tasks), spec.deadline_s)
             found |= {at: read[episode.number] for at, episode in zip(members, asked, strict=True)}
         self._rows |= found
         return found

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from rfstream.dataset import storage
 from rfstream.episodes.layout import PAD, TASK, Field, Layout
-from rfstream.episodes.metadata import INFO
+from rfstream.episodes.metadata import INFO, readable
 from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
 
@@ -57,8 +57,18 @@ class Wanted:
     start: int
 
 
+def read_footer(url: str, deadline_s: float) -> pq.FileMetaData:
+    """What a data file says of its row groups.
+
+    Raises:
+        DatasetError: if the file can't be read.
+    """
+    with readable(url), storage.open_binary(url, deadline_s, buffer=1) as opened:
+        return pq.read_metadata(opened)
+
+
 def read_episodes(
-    url: str, wanted: Sequence[Wanted], layout: Layout, tasks: int, deadline_s: float
+    url: str, footer: pq.FileMetaData, wanted: Sequence[Wanted], layout: Layout, tasks: int, deadline_s: float
 ) -> dict[int, EpisodeRows]:
     """Episodes of one data file by their number. Row groups that hold none of them are not read.
 
@@ -66,6 +76,7 @@ def read_episodes(
 
     Args:
         url: the file.
+        footer: its own, see :func:`read_footer`.
         wanted: which episodes.
         layout: what to keep of them.
         tasks: number of tasks that a row may name.
@@ -76,16 +87,14 @@ def read_episodes(
     """
     pictured = [camera.name for camera in layout.cameras if camera.dtype == "image"]
     names = list(dict.fromkeys([*_ORDER, *(field.name for field in layout.tabular), *pictured]))
-    try:
-        with storage.open_binary(url, deadline_s) as opened:
-            file = pq.ParquetFile(opened)
-            absent = [name for name in names if name not in file.schema_arrow.names]
-            if absent:
-                raise DatasetError(f"{url}: has no column {absent[0]!r}, which meta/info.json names; copy it again")
-            groups = _groups(file.metadata, [episode.number for episode in wanted])
-            table = file.read_row_groups(groups, columns=names).select(names)
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{url}: not a readable Parquet file ({storage.describe(error)}); copy it again") from None
+    # PyArrow asks for columns that lie end to end in one range; a larger buffer would cut it in two requests.
+    with readable(url), storage.open_binary(url, deadline_s, buffer=1) as opened:
+        file = pq.ParquetFile(opened, metadata=footer, pre_buffer=True)
+        absent = [name for name in names if name not in file.schema_arrow.names]
+        if absent:
+            raise DatasetError(f"{url}: has no column {absent[0]!r}, which meta/info.json names; copy it again")
+        groups = _groups(footer, [episode.number for episode in wanted])
+        table = file.read_row_groups(groups, columns=names).select(names)
     number = _integers(url, table, "episode_index")
     found = {}
     for episode in wanted:

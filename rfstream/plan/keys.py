@@ -30,6 +30,13 @@ def sample_key(seed: int, epoch: int, position: int) -> int:
     return key_of("rfstream.sample", seed, epoch, position) & (2**64 - 1)
 
 
+def camera_key(key: int, camera: str) -> int:
+    """64-bit augmentation key of ``camera`` in the sample that has ``key``: by its name, so that which others are
+    streamed does not enter."""
+    digest = hashlib.blake2b(struct.pack("<Q", key) + camera.encode(), digest_size=8, person=b"rfstream.camera")
+    return int.from_bytes(digest.digest(), "little")
+
+
 def permutation(n: int, purpose: str, *words: int) -> IntArray:
     """A permutation of ``range(n)``, int64 (n,): that which sorts n random numbers.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ray.data import DataContext
@@ -15,31 +16,33 @@ from ray.data._internal.execution.operators.map_operator import MapOperator
 if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import PhysicalOperator
 
-_DECODED, _ENCODED = "rfstream.waiting_decoded", "rfstream.waiting_encoded"
+_TASKS, _ENCODED = "rfstream.waiting_tasks", "rfstream.waiting_encoded"
 
 
-def bound_waiting_batches(context: DataContext, decoded: int, encoded: int = 0) -> None:
-    """Let no step of a dataset begin a task while as many rows that it made wait to be taken.
+def bound_waiting_rows(context: DataContext, tasks: int, encoded: int = 0) -> None:
+    """Let no step of a dataset begin a task while too many rows that it made wait to be taken.
 
-    ``decoded`` rows are a batch each; ``encoded`` is for a step whose rows another one decodes. Ray's own policies
-    count bytes against a share of the object store: a consumer that stands still would have it filled with epochs to
-    come.
+    For the step whose rows are consumed those are what ``tasks`` of its tasks make: how many batches share a row
+    depends on their size. For one whose rows another one decodes they are ``encoded``. Ray's own policies count bytes
+    against a share of the object store: a consumer that stands still would have it filled with epochs to come.
     """
-    context.set_config(_DECODED, decoded)
+    context.set_config(_TASKS, tasks)
     context.set_config(_ENCODED, encoded)
     # No public call adds a policy.
-    context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, [*ENABLED_BACKPRESSURE_POLICIES, WaitingBatches])
+    context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, [*ENABLED_BACKPRESSURE_POLICIES, WaitingRows])
 
 
-class WaitingBatches(BackpressurePolicy):  # type: ignore[misc]
-    """Holds a step back as :func:`bound_waiting_batches` says; runs in Ray Data's executor."""
+class WaitingRows(BackpressurePolicy):  # type: ignore[misc]
+    """Holds a step back as :func:`bound_waiting_rows` says; runs in Ray Data's executor."""
 
     def can_add_input(self, op: PhysicalOperator) -> bool:
         """Whether ``op`` may begin another task."""
         if not isinstance(op, MapOperator):
             return True
-        reads = any(isinstance(after, MapOperator) for after in op.output_dependencies)
-        most: int = self._data_context.get_config(_ENCODED if reads else _DECODED)
+        if any(isinstance(after, MapOperator) for after in op.output_dependencies):
+            most: int = self._data_context.get_config(_ENCODED)
+        else:
+            most = self._data_context.get_config(_TASKS) * math.ceil(op.metrics.average_num_outputs_per_task or 1)
         return self._waiting(op) < most
 
     def _waiting(self, op: PhysicalOperator) -> int:

@@ -17,16 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
+from rfstream import recycle
 from rfstream.config import MAX_PIXELS, CpuTransform, Exif
-from rfstream.dataset.exif import stored_orientation, upright
+from rfstream.dataset.exif import TURNED, stored_orientation, upright
 from rfstream.dataset.index import PackIds
 from rfstream.dataset.reader import EncodedSample
 from rfstream.errors import ConfigError, SampleError
 from rfstream.plan.keys import sample_key
 from rfstream.plan.position import Fingerprint
-from rfstream.stream.augment import Image, Target, build_transform
+from rfstream.stream.augment import Image, Target, build_transform, check_image
 from rfstream.stream.bad import BadSample, BadSampleError, bad_sample
-from rfstream.stream.image import decode_rgb, raise_pillow_limit, to_planes
+from rfstream.stream.image import decode_scaled, raise_pillow_limit, to_planes
+from rfstream.stream.scaling import Scaling
 from rfstream.stream.targets import SplitIds, parse_sidecar, targets_of
 from rfstream.stream.wire import WireBatch
 
@@ -111,6 +113,7 @@ class BatchDecoder(Generic[S]):
     @staticmethod
     def of(spec: DecodeSpec, substitutes: Substitutes | None = None) -> BatchDecoder[Any]:
         """A decoder of batches for this process."""
+        recycle.keep_freed_memory()
         return BatchDecoder(spec.build(), spec.seed, substitutes)
 
     def batch(self, samples: Sequence[Encoded], epoch: int, batch: int, first_position: int) -> WireBatch:
@@ -172,6 +175,7 @@ class DetectionSpec:
     pad_multiple: int
     exif: Exif = "ignore"
     max_pixels: int = MAX_PIXELS
+    shrink_to: int | None = None
     pack_ids: PackIds = ()
 
     def build(self) -> DetectionDecoder:
@@ -180,7 +184,8 @@ class DetectionSpec:
 
     def fingerprint(self) -> Fingerprint:
         """What must be equal for equal samples to give equal pixels and targets."""
-        return {"transform": self.transform, "masks": self.masks, **exif_fingerprint(self.exif)}
+        shrunk: Fingerprint = {} if self.shrink_to is None else {"shrink_to": self.shrink_to}
+        return {"transform": self.transform, "masks": self.masks, **exif_fingerprint(self.exif), **shrunk}
 
 
 @dataclass(frozen=True)
@@ -209,14 +214,15 @@ class DetectionDecoder:
             image_id, name, annotations = parse_sidecar(sample.sidecar)
             image_id = self._ids.image(image_id, sample.row)
             annotations = self._ids.annotations(annotations, sample.row, sample.pack)
-            image = decode_rgb(sample.image, self._spec.max_pixels)
-            if self._spec.exif == "transpose":
-                image = _turned(image, stored_orientation(sample.image))
-            _check_stated(sample, image)
-            target = targets_of(annotations, self._labels, *image.shape[:2], masks=self._spec.masks)
+            image, size, factor = decode_scaled(sample.image, self._spec.max_pixels, self._spec.shrink_to)
+            orientation = stored_orientation(sample.image) if self._spec.exif == "transpose" else 1
+            image = _turned(image, orientation)
+            orig_size = size[::-1] if orientation in TURNED else size
+            _check_stated(sample, *orig_size)
+            scaling = Scaling.of(factor, *orig_size, orientation)
+            target = targets_of(annotations, self._labels, *orig_size, masks=self._spec.masks, scaling=scaling)
         except Exception as error:  # Pillow raises many kinds for a file it can't read
             raise bad_sample(sample, name, error) from error
-        orig_size = (image.shape[0], image.shape[1])
         try:
             image, target = self._transform(image, target, key)
             _check_transformed(image, target)
@@ -229,7 +235,7 @@ class DetectionDecoder:
         """Pad images at the bottom and right with zeros to a common size; lay target fields end to end."""
         multiple = self._spec.pad_multiple
         height, width = (-(-max(d.image.shape[axis] for d in decoded) // multiple) * multiple for axis in (0, 1))
-        images = np.empty((len(decoded), 3, height, width), dtype=np.uint8)
+        images = recycle.empty((len(decoded), 3, height, width), np.uint8)
         for frame, d in zip(images, decoded, strict=True):
             to_planes(d.image, frame)
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -251,9 +257,8 @@ def _turned(image: Image, orientation: int) -> Image:
     return image if orientation == 1 else np.array(upright(PIL.Image.fromarray(image), orientation))
 
 
-def _check_stated(sample: EncodedSample, image: Image) -> None:
+def _check_stated(sample: EncodedSample, height: int, width: int) -> None:
     """Raise ValueError if the annotations are of an image of another size: their boxes would lie elsewhere."""
-    height, width = image.shape[:2]
     if (sample.width or width, sample.height or height) != (width, height):
         raise ValueError(
             f"the file has {width} x {height} pixels, and its annotations are for {sample.width} x {sample.height}"
@@ -261,12 +266,8 @@ def _check_stated(sample: EncodedSample, image: Image) -> None:
 
 
 def _check_transformed(image: Image, target: Target) -> None:
-    """Raise ValueError unless a transform returned what it may: floats would be cut to bytes without a word."""
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        kind = f"{image.dtype} of shape {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise ValueError(
-            f"it returned an image that is {kind}, not uint8 (H, W, 3): scale and normalise in augment.device"
-        )
+    """Raise ValueError unless a transform returned what it may."""
+    check_image(image, "in augment.device")
     lengths = {name: len(values) for name, values in target.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"it returned target fields of different lengths {lengths}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ from rfstream.errors import StreamError
 from rfstream.session import own_sentence
 from rfstream.stream.pipeline import PREFETCHED
 from rfstream.stream.ranks import Peers
+from rfstream.stream.wire import WireBatch, from_row
 
 LOOK_S = 1.0
 """Who waits for a batch looks this often whether another rank has failed."""
@@ -29,11 +31,15 @@ _ACTOR = "MapWorker("
 
 
 class Feed:
-    """Pulls ``rows()`` ahead; ``end`` is called when it is closed."""
+    """Pulls the batches in ``rows()`` ahead, which the dataset named ``execution`` makes; ``end`` is called when it is
+    closed."""
 
-    def __init__(self, rows: Callable[[], Any], end: Callable[[], None], timeout_s: float, peers: Peers) -> None:
-        self._queue: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
+    def __init__(
+        self, rows: Callable[[], Any], execution: str, end: Callable[[], None], timeout_s: float, peers: Peers
+    ) -> None:
+        self._queue: queue.Queue[WireBatch | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
         self._stop = threading.Event()
+        self._execution = execution
         self._timeout = timeout_s
         self._peers = peers
         self._thread = threading.Thread(
@@ -43,8 +49,8 @@ class Feed:
         self.close = weakref.finalize(self, _close, self._stop, self._queue, self._thread, end)
         _open_feeds.add(self)
 
-    def next(self, waiting_for: str) -> pa.Table | None:
-        """The next row, or ``None`` at the end of the execution.
+    def next(self, waiting_for: str) -> WireBatch | None:
+        """The next batch, or ``None`` at the end of the execution.
 
         Raises:
             StreamError: if the wait runs out, another rank failed meanwhile, or the pipeline failed: then with the
@@ -55,7 +61,7 @@ class Feed:
             raise _translated(item, waiting_for) from item
         return item
 
-    def _wait(self, waiting_for: str) -> pa.Table | BaseException | None:
+    def _wait(self, waiting_for: str) -> WireBatch | BaseException | None:
         deadline = time.monotonic() + self._timeout
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -63,11 +69,10 @@ class Feed:
             except queue.Empty:
                 if failure := self._peers.failure():
                     raise StreamError(f"{waiting_for} was not waited for any longer: {failure}") from None
-        others = self._peers.places()
+        runs = "; ".join(filter(None, (what_runs(self._execution), self._peers.places())))
         raise StreamError(
-            f"{waiting_for} did not arrive within stream.timeout_s={self._timeout:g} s; "
-            f"{what_runs()}{'; ' if others else ''}{others}: raise the timeout if the data is slow, else look for a "
-            "starved or dead decode pool"
+            f"{waiting_for} did not arrive within stream.timeout_s={self._timeout:g} s; {runs}: raise the timeout if "
+            "the data is slow, else look for a starved or dead decode pool"
         )
 
 
@@ -86,8 +91,8 @@ def _pump(rows: Callable[[], Any], out: queue.Queue[Any], stop: threading.Event)
     iterator: Iterator[pa.Table] = iter(())
     try:
         iterator = iter(rows())
-        for row in iterator:
-            if not _put(out, row, stop):
+        for batch in itertools.chain.from_iterable(map(from_row, iterator)):
+            if not _put(out, batch, stop):
                 break
     except BaseException as error:
         last = error
@@ -116,16 +121,16 @@ def _close(stop: threading.Event, out: queue.Queue[Any], thread: threading.Threa
         thread.join(timeout=10)
 
 
-def what_runs() -> str:
-    """What Ray and the pipeline are doing, for who has waited in vain. Takes :data:`_DIAGNOSIS_S` at most."""
+def what_runs(execution: str) -> str:
+    """What Ray and ``execution`` are doing, for who has waited in vain. Takes :data:`_DIAGNOSIS_S` at most."""
     said: list[str] = []
-    thread = threading.Thread(target=_ask_ray, args=(said,), name="rfstream-diagnosis", daemon=True)
+    thread = threading.Thread(target=_ask_ray, args=(execution, said), name="rfstream-diagnosis", daemon=True)
     thread.start()
     thread.join(_DIAGNOSIS_S)
     return "; ".join(said) or "the Ray cluster does not answer"
 
 
-def _ask_ray(said: list[str]) -> None:
+def _ask_ray(execution: str, said: list[str]) -> None:
     try:
         total, free = ray.cluster_resources(), ray.available_resources()
         said.append(f"the Ray cluster has {free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs free")
@@ -137,8 +142,9 @@ def _ask_ray(said: list[str]) -> None:
         )
         said.append("actors: " + (", ".join(f"{n} {what}" for what, n in sorted(actors.items())) or "none"))
         datasets = ray.get(get_or_create_stats_actor().get_datasets.remote(), timeout=_DIAGNOSIS_S)
-        for dataset in datasets.values():
-            for step in dataset["operators"].values() if dataset["state"] == "RUNNING" else ():
+        for name, dataset in datasets.items():
+            # Others may be those of other loaders and runs, or were ended with their coordinator.
+            for step in dataset["operators"].values() if name.startswith(f"{execution}_") else ():
                 if step["name"].startswith(("Input", "split(")):
                     continue  # they hand on and do nothing
                 of = f"{step['progress']} of {step['total']} tasks done"

@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -15,17 +16,34 @@ import pyarrow as pa
 import simplejpeg
 from PIL import Image
 
+from rfstream import recycle
 from rfstream.config import MAX_PIXELS
+from rfstream.stream.scaling import factor_for
 
 _JPEG = b"\xff\xd8\xff"
 _PLAIN = ("Gray", "YCbCr")
 
 
+class Decoded(NamedTuple):
+    """An image as it was decoded: pixels uint8 (h, w, 3); height and width of the file; and by what h and w are these
+    divided, rounded up: 1, 2, 4 or 8."""
+
+    pixels: npt.NDArray[np.uint8]
+    size: tuple[int, int]
+    factor: int
+
+
 def decode_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> npt.NDArray[np.uint8]:
-    """Pixels of an encoded image, uint8 (H, W, 3), EXIF orientation ignored.
+    """Pixels of an encoded image, uint8 (H, W, 3), EXIF orientation ignored. Raises as :func:`decode_scaled` does."""
+    return decode_scaled(data, max_pixels, None).pixels
+
+
+def decode_scaled(data: bytes, max_pixels: int, shrink_to: int | None) -> Decoded:
+    """An encoded image, EXIF orientation ignored; a plain JPEG as small as :func:`factor_for` allows.
 
     Plain JPEGs go straight through libjpeg-turbo (accurate DCT, smooth upsampling: Pillow's settings), which saves
-    Pillow's copies; whatever that path can't take without a warning is left to Pillow.
+    Pillow's copies; whatever that path can't take without a warning is left to Pillow, which decodes it whole. Scaled
+    or not, libjpeg reads all of the file, and so finds the same faults.
 
     Raises:
         OSError, ValueError, SyntaxError, Image.DecompressionBombError: as Pillow does; the last for more than
@@ -36,12 +54,30 @@ def decode_rgb(data: bytes, max_pixels: int = MAX_PIXELS) -> npt.NDArray[np.uint
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=True)
             _check_pixels(width, height, max_pixels)
             if colorspace in _PLAIN and height * width <= (Image.MAX_IMAGE_PIXELS or height * width):
-                pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
-                return pixels
+                factor = factor_for(height, width, shrink_to)
+                return Decoded(_decode_jpeg(data, height, width, factor), (height, width), factor)
         except ValueError:
             pass  # damaged or unusual: Pillow decides what it is
     with _opened(data, max_pixels) as image:
-        return np.array(image.convert("RGB"))  # writable, as the fast path's is
+        pixels = np.array(image.convert("RGB"))  # writable, as the fast path's is
+    return Decoded(pixels, (pixels.shape[0], pixels.shape[1]), 1)
+
+
+def _decode_jpeg(data: bytes, height: int, width: int, factor: int) -> npt.NDArray[np.uint8]:
+    """Pixels of a plain JPEG of ``height`` x ``width``, each divided by ``factor`` and rounded up."""
+    rows, columns = -(-height // factor), -(-width // factor)
+    nbytes = rows * columns * 3
+    own = recycle.LARGEST_HEAP_BLOCK < nbytes <= recycle.KEPT_BYTES  # smaller ones the heap keeps
+    pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+        data,
+        "RGB",
+        min_height=rows,
+        min_width=columns,
+        min_factor=factor,
+        buffer=recycle.empty((nbytes,), np.uint8) if own else None,
+        strict=True,
+    )
+    return pixels
 
 
 def check_header(data: bytes, max_pixels: int) -> None:

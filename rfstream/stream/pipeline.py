@@ -1,8 +1,9 @@
-"""The Ray Data job: plan -> read -> decode, in order. A row that a rank takes is one batch, and one block."""
+"""The Ray Data job: plan -> read -> decode, in order. A row that a rank takes is one block, of one batch or several."""
 
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from rfstream.episodes.index import index_of, pool_weights
 from rfstream.episodes.layout import layout_of
 from rfstream.episodes.metadata import read_dataset
 from rfstream.episodes.reader import EpisodeReaderSpec
+from rfstream.episodes.transform import described
 from rfstream.errors import ConfigError
 from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import Fragments
@@ -28,13 +30,14 @@ from rfstream.plan.position import Fingerprint, Position
 from rfstream.plan.tasks import StreamPlan
 from rfstream.plan.windows import Windows
 from rfstream.session import most_of
-from rfstream.stream.backpressure import bound_waiting_batches
+from rfstream.stream.backpressure import bound_waiting_rows
 from rfstream.stream.decode import DecodeSpec, DetectionSpec
 from rfstream.stream.source import (
     BatchSource,
     PackSubstitutes,
     ReaderSpec,
     StagedDecode,
+    batches_per_row,
     evaluation_functions,
     reader_spec_of,
     training_functions,
@@ -48,11 +51,11 @@ BUFFERED_BLOCKS = 8
 """Finished batches that a task may hold back. Ray's executor looks at each actor ten times a second at worst, so fewer
 leave actors idle."""
 TASKS_IN_FLIGHT = 4
-WAITING_PER_ACTOR = 8
-"""Decoded batches for each actor that may wait to be taken before no more tasks begin."""
+TASKS_WAITING = 2
+"""For each actor, what so many tasks make may wait to be taken before no more begin."""
 READS_PER_NODE = 2
 PREFETCHED = 2
-"""Batches that a rank holds ready: one being consumed, one behind it."""
+"""Batches that a rank holds ready, and that Ray holds ready for it, in whole rows: a row may be one large batch."""
 
 
 class StreamIndex(Protocol):
@@ -120,14 +123,16 @@ class Pipeline:
         decoding = (self.decode, self.substitutes)
         fixed = (self.plan, start, epochs, BATCHES_PER_TASK, self.reader)
         if self.fused:
-            return self._read(partial(training_functions, *fixed, *decoding), largest, compute=pool, num_cpus=1)
+            reading = partial(training_functions, *fixed, *decoding)
+            return self._read(reading, largest, compute=pool, num_cpus=1)
         nodes = sum(node["Alive"] for node in ray.nodes())
         # Actors, since Ray ends an idle task's worker after a second, and the next would import and connect anew.
         readers = ActorPoolStrategy(size=READS_PER_NODE * nodes, max_tasks_in_flight_per_actor=1)
-        encoded = self._read(partial(training_functions, *fixed, None, None), largest, compute=readers, num_cpus=0)
+        reading = partial(training_functions, *fixed, None, None)
+        encoded = self._read(reading, largest, compute=readers, num_cpus=0)
         return encoded.map_batches(
             StagedDecode,
-            fn_constructor_args=(self.reader, *decoding),
+            fn_constructor_args=(self.reader, *decoding, self.batches_per_row),
             batch_size=None,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -142,6 +147,11 @@ class Pipeline:
         at_once = min(share, -(-len(batches) // BATCHES_PER_TASK))
         return self._read(functions, at_once, compute=TaskPoolStrategy(size=at_once), num_cpus=0)
 
+    @property
+    def batches_per_row(self) -> int:
+        """Batches that a row holds at most: see :func:`rfstream.stream.source.batches_per_row`."""
+        return batches_per_row(self.plan, BATCHES_PER_TASK)
+
     def rows_per_block(self) -> int:
         """Rows of encoded batches that a shuffle block has, or one more."""
         return -(-self.plan.windows.batches // (self.plan.order(0).blocks * BATCHES_PER_TASK))
@@ -152,9 +162,10 @@ class Pipeline:
         count = sum(1 for _ in functions())
         # As many blocks as tasks, or Ray inserts a step that splits them.
         dataset = ray.data.read_datasource(BatchSource(functions), override_num_blocks=count, **options)
+        dataset.set_name(f"rfstream-{uuid.uuid4().hex}")  # by which Ray's statistics tell it from all others
         _configure(dataset.context, self.config.decode.label_selector)
-        # The next block is read while one waits.
-        bound_waiting_batches(dataset.context, decoders * WAITING_PER_ACTOR, encoded=self.rows_per_block())
+        # Of encoded rows, the next block is read while one waits.
+        bound_waiting_rows(dataset.context, decoders * TASKS_WAITING, encoded=self.rows_per_block())
         return dataset
 
 
@@ -185,13 +196,16 @@ def _of_episodes(config: Config, role: str, world_size: int, *, training: bool) 
     split = config.data.splits.get(role, role)
     dataset = read_dataset(root, deadline_s)
     layout = layout_of(dataset.info, asked.delta_timestamps, asked.cameras)
-    index = index_of(dataset, split, select, layout, asked.pool_size, deadline_s)
+    sections = {"episodes.transforms": asked.transforms, "episodes.eval_transforms": asked.eval_transforms}
+    stated = {section: described(layout, transforms, section) for section, transforms in sections.items()}
+    section = "episodes.transforms" if training else "episodes.eval_transforms"
+    decode = EpisodeSpec(config.stream.seed, layout, config.decode.max_pixels, stated[section], section)
+    index = index_of(dataset, split, select, decode.batch_layout(), asked.pool_size, deadline_s)
     weights, pool = pool_weights(index.nbytes, asked.pool_size, int(config.stream.block_bytes))
     plan = _plan(config, Fragments(index.starts, weights), pool, world_size, training=training)
     reader = EpisodeReaderSpec(root, split, select, dataset.digest, layout, asked.pool_size, deadline_s)
     # Images in Parquet are read by whole row groups.
     at_hand = local_path(root) is not None and all(camera.dtype == "video" for camera in layout.cameras)
-    decode = EpisodeSpec(config.stream.seed, layout, config.decode.max_pixels)
     return Pipeline(config, index, plan, reader, decode, at_hand)
 
 
@@ -215,6 +229,7 @@ def _detection(config: Config, index: Split, *, training: bool) -> DetectionSpec
         pad_multiple=config.decode.pad_multiple,
         exif=config.decode.exif,
         max_pixels=config.decode.max_pixels,
+        shrink_to=config.decode.shrink_to,
         pack_ids=index.pack_ids,
     )
 

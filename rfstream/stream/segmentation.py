@@ -12,34 +12,39 @@ import numpy as np
 import numpy.typing as npt
 from pycocotools import mask as coco_mask
 
+from rfstream.stream.scaling import WHOLE, Scaling
+
 _LARGEST = 1e8  # of a coordinate: native code multiplies by 5 and keeps 32 bits
 _LONGEST = 2**20  # pixels of outline: native code holds 80 bytes for each
 _CONTINUES, _NEGATIVE, _GROUP = 0x20, 0x10, 5  # bits of one character of compressed run lengths
 _MAX_BITS = 35  # seven characters hold any 32-bit number
 
 
-def mask_of(segmentation: object, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Polygons or run lengths on an image of ``height`` x ``width`` to 0 and 1, uint8 (height, width).
+def mask_of(segmentation: object, height: int, width: int, scaling: Scaling = WHOLE) -> npt.NDArray[np.uint8]:
+    """Polygons or run lengths on an image of ``height`` x ``width`` to 0 and 1, uint8 (height, width), or smaller as
+    ``scaling`` says.
 
     Without a segmentation, and with polygons that enclose nothing, all zero.
 
     Raises:
         ValueError: saying what is wrong with it.
     """
+    size = scaling.size(height, width)
     if not segmentation:
-        return np.zeros((height, width), dtype=np.uint8)
+        return np.zeros(size, dtype=np.uint8)
     if isinstance(segmentation, list):
         polygons = [p for p in map(checked_polygon, segmentation) if len(p) >= 6]  # three points at least
         if not polygons:
-            return np.zeros((height, width), dtype=np.uint8)
-        rle = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
-    elif isinstance(segmentation, dict):
+            return np.zeros(size, dtype=np.uint8)
+        if scaling != WHOLE:  # before it is drawn, which takes less time than to scale what is
+            polygons = [scaling.points(np.array(p[: len(p) // 2 * 2], dtype=np.float64)).tolist() for p in polygons]
+        drawn: npt.NDArray[np.uint8] = coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(polygons, *size)))
+        return drawn
+    if isinstance(segmentation, dict):
         runs = checked_runs(segmentation, height, width)
         rle = coco_mask.frPyObjects({"counts": runs, "size": [height, width]}, height, width)
-    else:
-        raise ValueError(f"{type(segmentation).__name__} is neither polygons nor RLE")
-    mask: npt.NDArray[np.uint8] = coco_mask.decode(rle)
-    return mask
+        return scaling.mask(coco_mask.decode(rle))
+    raise ValueError(f"{type(segmentation).__name__} is neither polygons nor RLE")
 
 
 def check_segmentation(segmentation: object, height: int, width: int) -> None:

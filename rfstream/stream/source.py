@@ -1,4 +1,4 @@
-"""Ray Data sources that execute a plan: tasks yield an Arrow row for each batch, or for several encoded ones."""
+"""Ray Data sources that execute a plan: tasks yield Arrow rows of a batch or several, encoded or decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rfstream.plan.position import Position
 from rfstream.plan.substitute import substitute_rows
 from rfstream.plan.tasks import StreamPlan, Task
 from rfstream.stream.decode import DecodeSpec, Encoded, Substitutes, decoder_of
-from rfstream.stream.wire import to_row
+from rfstream.stream.wire import WireBatch, to_row
 
 E = TypeVar("E")
 
@@ -48,7 +48,7 @@ class BatchReader(Protocol[E]):
         """Samples as the columns of one row, on their way to a decode actor."""
         ...
 
-    def of_columns(self, columns: Mapping[str, pa.Scalar]) -> list[E]:
+    def of_columns(self, columns: Mapping[str, pa.Array]) -> list[E]:
         """The samples that :meth:`to_columns` put into a row."""
         ...
 
@@ -158,6 +158,25 @@ class BatchSource(Datasource):  # type: ignore[misc]
         ]
 
 
+ROW_BYTES = 64 << 20
+"""A row takes no further batch when it has this many bytes: memory, and the time until the first batch."""
+
+
+def rows_of(batches: Iterable[WireBatch], most: int) -> Iterator[pa.Table]:
+    """``batches`` in rows of up to ``most``, of about :data:`ROW_BYTES`. A row is an object of Ray's, which costs its
+    daemons, coordinator and consumer the same whatever is in it."""
+    row: list[WireBatch] = []
+    nbytes = 0
+    for batch in batches:
+        row.append(batch)
+        nbytes += sum(values.nbytes for values in batch.arrays.values())
+        if len(row) == most or nbytes + nbytes // len(row) > ROW_BYTES:
+            yield to_row(row)
+            row, nbytes = [], 0
+    if row:
+        yield to_row(row)
+
+
 def training_functions(
     plan: StreamPlan,
     start: Position,
@@ -170,12 +189,19 @@ def training_functions(
     """Read functions of a training stream. With ``decode`` they yield decoded batches (fused). Without, each yields the
     encoded batches of a shuffle block (staged), as many in a row as a decode task shall have.
     """
+    per_row = batches_per_row(plan, batches_per_task)
     for task in plan.tasks(start, epochs, batches_per_task if decode else None):
         batches = task.hi - task.lo
         if decode is None:
             yield partial(_read_encoded, task, reader, batches_per_task), -(-batches // batches_per_task)
         else:
-            yield partial(_read_decoded, task, reader, decode, substitutes), batches
+            yield partial(_read_decoded, task, reader, decode, substitutes, per_row), -(-batches // per_row)
+
+
+def batches_per_row(plan: StreamPlan, batches_per_task: int) -> int:
+    """Batches that a row of ``plan``'s stream holds at most: rows are dealt to the ranks in turn, so that several ranks
+    must have one batch in each."""
+    return batches_per_task if plan.windows.world_size == 1 else 1
 
 
 def evaluation_functions(
@@ -190,32 +216,50 @@ def evaluation_functions(
     for first in range(0, len(batches), per_task):
         chosen = batches[first : first + per_task]
         numbers = [(first + i) * world_size + rank for i in range(len(chosen))]
-        yield partial(_read_evaluation, list(zip(numbers, chosen, strict=True)), reader, decode), len(chosen)
+        yield partial(_read_evaluation, list(zip(numbers, chosen, strict=True)), reader, decode), 1
 
 
 class StagedDecode:
     """Staged decoding in the actor pool: encoded batches (see :func:`_read_encoded`) to decoded ones."""
 
-    def __init__(self, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None) -> None:
+    def __init__(
+        self, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None, batches_per_row: int
+    ) -> None:
         self._reader = reader
         self._decoder = decoder_of(decode, substitutes)
+        self._batches_per_row = batches_per_row
 
     def __call__(self, row: pa.Table) -> Iterator[pa.Table]:
         """Decode the batches in ``row``, one after the other."""
-        columns = {name: row.column(name)[0] for name in row.column_names}
-        epoch, first, size = (columns.pop(name).as_py() for name in _NUMBERS)
+        return rows_of(self._decoded(row), self._batches_per_row)
+
+    def _decoded(self, row: pa.Table) -> Iterator[WireBatch]:
+        columns = {name: row.column(name).chunk(0) for name in row.column_names}
+        epoch, first, size = (columns.pop(name)[0].as_py() for name in _NUMBERS)
         samples = reader_of(self._reader).of_columns(columns)
         for m in range(first, first + -(-len(samples) // size)):
             chosen, samples = samples[:size], samples[size:]  # what a batch holds goes with it
-            yield to_row(self._decoder.batch(chosen, epoch, m, m * size))
+            yield self._decoder.batch(chosen, epoch, m, m * size)
 
 
 def _read_decoded(
-    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None
+    task: Task, reader: ReaderSpec, decode: DecodeSpec, substitutes: Substitutes | None, per_row: int
 ) -> Iterator[pa.Table]:
-    for m in range(task.lo, task.hi):
-        samples = reader_of(reader).read(task.rows(m, m + 1))
-        yield to_row(decoder_of(decode, substitutes).batch(samples, task.epoch, m, m * task.batch_size))
+    batches = range(task.lo, task.hi)
+    parts = _read_together(reader, [task.rows(m, m + 1) for m in batches])
+    decoder = decoder_of(decode, substitutes)
+    decoded = (
+        decoder.batch(samples, task.epoch, m, m * task.batch_size) for m, samples in zip(batches, parts, strict=True)
+    )
+    return rows_of(decoded, per_row)
+
+
+def _read_together(reader: ReaderSpec, rows: Sequence[IntArray]) -> Iterator[list[Any]]:
+    """Samples of each batch of a task, all read first, so that a group of pictures that they share is decoded once."""
+    samples = reader_of(reader).read(np.concatenate(rows))
+    for of_batch in rows:
+        chosen, samples = samples[: len(of_batch)], samples[len(of_batch) :]  # what a batch holds goes with it
+        yield chosen
 
 
 def _read_encoded(task: Task, spec: ReaderSpec, batches_per_row: int) -> Iterator[pa.Table]:
@@ -229,6 +273,7 @@ def _read_encoded(task: Task, spec: ReaderSpec, batches_per_row: int) -> Iterato
 def _read_evaluation(
     batches: Sequence[tuple[int, tuple[int, int]]], reader: ReaderSpec, decode: DecodeSpec
 ) -> Iterator[pa.Table]:
-    for number, (lo, hi) in batches:
-        samples = reader_of(reader).read(np.arange(lo, hi, dtype=np.int64))
-        yield to_row(decoder_of(decode).batch(samples, 0, number, lo))
+    parts = _read_together(reader, [np.arange(lo, hi, dtype=np.int64) for _, (lo, hi) in batches])
+    decoder = decoder_of(decode)
+    decoded = (decoder.batch(samples, 0, number, lo) for (number, (lo, _)), samples in zip(batches, parts, strict=True))
+    return rows_of(decoded, len(batches))

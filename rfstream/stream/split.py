@@ -17,14 +17,14 @@ from rfstream.stream.pipeline import PREFETCHED, Pipeline
 from rfstream.stream.ranks import Peers
 
 
-def open_splits(pipeline: Pipeline, start: Position) -> list[DataIterator]:
-    """Start an execution at ``start``; one iterator a rank, batch m going to iterator m % W."""
+def open_splits(pipeline: Pipeline, start: Position) -> tuple[list[DataIterator], str]:
+    """Start an execution at ``start``; one iterator a rank, batch m going to iterator m % W; and its dataset's name."""
     # Ray Data's two helper actors of a cluster, which the split's coordinator would ask for only after its own imports:
     # asked for now, theirs run beside those, and the first batch comes a second sooner.
     get_or_create_stats_actor()
     get_or_create_autoscaling_coordinator()
-    splits: list[DataIterator] = pipeline.training(start).streaming_split(pipeline.plan.windows.world_size, equal=False)
-    return splits
+    dataset = pipeline.training(start)
+    return dataset.streaming_split(pipeline.plan.windows.world_size, equal=False), str(dataset.name)
 
 
 class HandOver:
@@ -35,8 +35,8 @@ class HandOver:
         self._pipeline = pipeline
         self._kept: list[DataIterator] = []
 
-    def iterator(self, start: Position) -> DataIterator:
-        """This rank's iterator of an execution that begins at ``start``. Collective over the ranks.
+    def iterator(self, start: Position) -> tuple[DataIterator, str]:
+        """This rank's iterator of an execution that begins at ``start``, and its name. Collective over the ranks.
 
         Raises:
             ConfigError: if a configured cluster can't be reached, or has no room for the decode actors.
@@ -46,12 +46,13 @@ class HandOver:
         peers, config = self.peers, self._pipeline.config
         peers.join_cluster(config)
         if peers.world_size == 1:
-            return open_splits(self._pipeline, start)[0]
+            (only,), execution = open_splits(self._pipeline, start)
+            return only, execution
         opened = self._kept
         mine: dict[str, Any] = {"start": start}
         if peers.rank == 0:
             try:
-                opened = open_splits(self._pipeline, start)
+                opened, mine["execution"] = open_splits(self._pipeline, start)
                 mine["splits"] = [ray.cloudpickle.dumps(s) for s in opened]
             except Exception as error:  # whatever it is, the other ranks must not wait in vain
                 mine["error"] = str(error)
@@ -62,12 +63,11 @@ class HandOver:
                 raise StreamError(
                     f"rank {peers.rank} starts at {start} but rank {rank} at {other['start']}: resume all alike"
                 )
-        split: DataIterator = pickle.loads(everyone[0]["splits"][peers.rank])
-        return split
+        return pickle.loads(everyone[0]["splits"][peers.rank]), everyone[0]["execution"]
 
     def feed(self, start: Position) -> Feed:
         """Batches from :meth:`iterator`. Closing rank 0's ends the execution for all ranks."""
-        split = self.iterator(start)
+        split, execution = self.iterator(start)
         coordinator = split._coord_actor
 
         def end() -> None:
@@ -75,7 +75,9 @@ class HandOver:
                 # The only way to end an execution at once whose consumers are blocked in it.
                 ray.kill(coordinator)
 
-        def rows() -> Any:
-            return split.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=PREFETCHED)
+        ready = -(-PREFETCHED // self._pipeline.batches_per_row)
 
-        return Feed(rows, end, self._pipeline.config.stream.timeout_s, self.peers)
+        def rows() -> Any:
+            return split.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=ready)
+
+        return Feed(rows, execution, end, self._pipeline.config.stream.timeout_s, self.peers)

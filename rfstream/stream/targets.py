@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rfstream.dataset.index import PackIds
 from rfstream.dataset.values import is_number
 from rfstream.stream.augment import Target
+from rfstream.stream.scaling import WHOLE, Scaling
 from rfstream.stream.segmentation import check_segmentation, mask_of
 
 
@@ -39,13 +40,20 @@ def parse_sidecar(data: bytes) -> tuple[int, str, list[dict[str, Any]]]:
 
 
 def targets_of(
-    annotations: list[dict[str, Any]], labels: Mapping[int, int], height: int, width: int, *, masks: bool
+    annotations: list[dict[str, Any]],
+    labels: Mapping[int, int],
+    height: int,
+    width: int,
+    *,
+    masks: bool,
+    scaling: Scaling = WHOLE,
 ) -> Target:
     """Target arrays (see :data:`rfstream.stream.augment.Target`) of COCO annotations on an image of ``height`` x
     ``width``.
 
     Boxes xywh become xyxy, clipped to the image; objects that keep no area are left out, since no box loss is defined
-    on them. ``labels`` maps category ids to labels.
+    on them. ``labels`` maps category ids to labels. Annotations are in pixels of the whole image, targets in those that
+    ``scaling`` leaves of it.
 
     Raises:
         ValueError: naming the annotation and its field.
@@ -54,17 +62,17 @@ def targets_of(
     boxes[:, 2:] += boxes[:, :2]
     boxes = boxes.clip(0, [width, height, width, height])
     target: Target = {
-        "boxes": boxes.astype(np.float32),
+        "boxes": scaling.points(boxes).astype(np.float32),
         "labels": np.array([_label(a, labels) for a in annotations], dtype=np.int64),
-        "area": np.array([_area(a) for a in annotations], dtype=np.float32),
+        "area": np.array([_area(a) / scaling.factor**2 for a in annotations], dtype=np.float32),
         "iscrowd": np.array([bool(a.get("iscrowd")) for a in annotations], dtype=np.int64),
     }
     solid = (target["boxes"][:, 2:] > target["boxes"][:, :2]).all(axis=1)
     kept = {name: values[solid] for name, values in target.items()}
     if masks:
         chosen = [annotations[i] for i in np.flatnonzero(solid)]
-        stack = np.array([_mask(a, height, width) for a in chosen], dtype=np.uint8)
-        kept["masks"] = stack.reshape(len(chosen), height, width)
+        stack = np.array([_mask(a, height, width, scaling) for a in chosen], dtype=np.uint8)
+        kept["masks"] = stack.reshape(len(chosen), *scaling.size(height, width))
     return kept
 
 
@@ -130,9 +138,9 @@ def _area(annotation: dict[str, Any]) -> float:
     raise ValueError(f"{_name(annotation)} has area {annotation.get('area')!r}, not a finite number")
 
 
-def _mask(annotation: dict[str, Any], height: int, width: int) -> npt.NDArray[np.uint8]:
+def _mask(annotation: dict[str, Any], height: int, width: int, scaling: Scaling) -> npt.NDArray[np.uint8]:
     with _naming(annotation):
-        return mask_of(annotation.get("segmentation"), height, width)
+        return mask_of(annotation.get("segmentation"), height, width, scaling)
 
 
 @contextmanager

@@ -1,12 +1,15 @@
-"""A batch as it crosses processes: one Arrow row of a handful of contiguous buffers, whatever the batch size.
+"""Batches as they cross processes: one Arrow row of a handful of contiguous buffers, whatever the batch size.
 
-Each array is one ``large_binary`` value; a JSON header gives its dtype and shape. Arrow hands such values over without
-a copy when they lie in Ray's shared memory. Needs neither Ray nor torch.
+Each large array is one ``large_binary`` value, and all small ones are another, since each value costs Ray about as much
+as copying half a megabyte; a JSON header gives place, dtype and shape. Arrays of a received row lie where the row does,
+which is Ray's shared memory. Needs neither Ray nor torch.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,8 +20,10 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from rfstream.stream.bad import BadSample
 
-HEADER = "header"
-"""Column of a row that says what the others hold; no array has this name."""
+HEADER, SMALL = "header", "small"
+"""Columns of a row: what the others hold, and the small arrays end to end."""
+_SMALL_BYTES = 1 << 16
+_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -38,30 +43,56 @@ class WireBatch:
     bad: list[tuple[int, BadSample]] = field(default_factory=list)
 
 
-def to_row(batch: WireBatch) -> pa.Table:
-    """The batch as an Arrow table of one row, sharing the arrays' memory."""
-    arrays = {name: np.ascontiguousarray(value) for name, value in batch.arrays.items()}
-    header = {
-        "epoch": batch.epoch,
-        "batch": batch.batch,
-        "keys": batch.keys,
-        "bad": [[position, asdict(bad)] for position, bad in batch.bad],
-        "arrays": {name: [dtype_to_descr(value.dtype), value.shape] for name, value in arrays.items()},
-    }
-    columns: dict[str, pa.Array] = {HEADER: pa.array([json.dumps(header)])}
-    for name, value in arrays.items():
-        offsets = pa.py_buffer(np.array([0, value.nbytes], dtype=np.int64))
-        values = pa.py_buffer(value.reshape(-1).view(np.uint8) if value.size else b"")
-        columns[name] = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, values])
-    return pa.table(columns)
+def to_row(batches: Sequence[WireBatch]) -> pa.Table:
+    """The batches as an Arrow table of one row, sharing the memory of their large arrays."""
+    headers: list[dict[str, Any]] = []
+    columns: dict[str, pa.Array] = {}
+    small = bytearray()
+    for number, batch in enumerate(batches):
+        places: dict[str, list[Any]] = {}
+        for name, value in batch.arrays.items():
+            column, offset = (SMALL, len(small)) if value.nbytes < _SMALL_BYTES else (f"{number}.{name}", 0)
+            if column == SMALL:
+                small += value.tobytes()
+                small += bytes(-len(small) % _ALIGNMENT)
+            else:
+                columns[column] = _binary(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            places[name] = [dtype_to_descr(value.dtype), value.shape, column, offset]
+        bad = [[position, asdict(each)] for position, each in batch.bad]
+        headers.append({"epoch": batch.epoch, "batch": batch.batch, "keys": batch.keys, "bad": bad, "arrays": places})
+    return pa.table({HEADER: pa.array([json.dumps(headers)]), SMALL: _binary(small), **columns})
 
 
-def from_row(row: pa.Table) -> WireBatch:
-    """The batch in an Arrow table of one row. The arrays are read-only views of the table's memory."""
-    header = json.loads(row.column(HEADER)[0].as_py())
-    arrays = {
-        name: np.frombuffer(row.column(name)[0].as_buffer(), dtype=descr_to_dtype(dtype)).reshape(shape)
-        for name, (dtype, shape) in header["arrays"].items()
-    }
-    bad = [(position, BadSample(**fields)) for position, fields in header["bad"]]
-    return WireBatch(header["epoch"], header["batch"], header["keys"], arrays, bad)
+def _binary(values: Any) -> pa.Array:
+    """One value of ``values``' bytes, in their own memory."""
+    offsets = pa.py_buffer(np.array([0, len(values)], dtype=np.int64))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(values)])
+
+
+def from_row(row: pa.Table) -> list[WireBatch]:
+    """The batches in an Arrow table of one row. Their arrays are read-only views of the table's memory."""
+    buffers = {name: first_value(row.column(name).chunk(0)) for name in row.column_names if name != HEADER}
+    return [
+        WireBatch(
+            header["epoch"],
+            header["batch"],
+            header["keys"],
+            {name: _array(buffers, *place) for name, place in header["arrays"].items()},
+            [(position, BadSample(**fields)) for position, fields in header["bad"]],
+        )
+        for header in json.loads(row.column(HEADER)[0].as_py())
+    ]
+
+
+def first_value(array: pa.LargeBinaryArray) -> pa.Buffer:
+    """The bytes of an array's first value where they are: ``array[0]`` would be a copy."""
+    _, offsets, data = array.buffers()
+    begin, end = np.frombuffer(offsets, np.int64)[array.offset : array.offset + 2].tolist()
+    return pa.py_buffer(b"") if data is None else data.slice(begin, end - begin)
+
+
+def _array(buffers: dict[str, pa.Buffer], descr: Any, shape: list[int], column: str, offset: int) -> npt.NDArray[Any]:
+    dtype, count = descr_to_dtype(descr), math.prod(shape)
+    if count == 0:  # of which NumPy makes no view
+        return np.empty(shape, dtype)
+    return np.frombuffer(buffers[column], dtype, count, offset).reshape(shape)

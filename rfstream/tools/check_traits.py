@@ -134,7 +134,7 @@ KINDS = {
     ),
     "size-differs": Kind("error", "boxes were meant for another size: training stops at it, RF-DETR goes on"),
     "rotated-image": Kind("warning", "training sees the image as it is stored, unless decode.exif=transpose"),
-    "huge-image": Kind("warning", "decoded at full size: hundreds of megabytes for one sample"),
+    "huge-image": Kind("warning", "decoded at full size: hundreds of megabytes for a sample (decode.shrink_to)"),
     "cmyk-image": Kind("warning", "turned to RGB without a colour profile: colours are off"),
     "deep-image": Kind("warning", "training sees the upper eight bits of each value"),
     "transparent-image": Kind("warning", "alpha is dropped: training sees the colours under transparent pixels"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import resource
+import statistics
 import time
 from dataclasses import dataclass
 
@@ -16,6 +19,7 @@ from rfstream.errors import DatasetError
 from rfstream.plan.keys import IntArray
 from rfstream.plan.mixture import Mixture
 from rfstream.plan.order import EpochOrder
+from rfstream.plan.throughput import Forecast, Work, forecast
 from rfstream.plan.windows import Windows
 from rfstream.stream.decode import decoder_of
 from rfstream.stream.pipeline import (
@@ -23,19 +27,23 @@ from rfstream.stream.pipeline import (
     PREFETCHED,
     READS_PER_NODE,
     TASKS_IN_FLIGHT,
-    WAITING_PER_ACTOR,
+    TASKS_WAITING,
     Pipeline,
     build_pipeline,
 )
 from rfstream.stream.source import reader_of
 
 _BATCHES_IN_HAND = 4
+_TRIED = 3
+"""Tasks that are measured: one may take half as long again as another."""
+_TRIAL_S = 3.0
+"""No further one is begun after so many seconds, once one is measured."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The first batch, decoded here: size in bytes, decoded and encoded, seconds per image on one core, and the most
-    memory that this process has had, in bytes."""
+    """Batches, read and decoded here: the size of the largest in bytes, decoded and encoded, CPU-seconds per
+    image, and the most memory that this process has had, in bytes."""
 
     batch_bytes: int
     encoded_bytes: int
@@ -49,37 +57,53 @@ class Trial:
         return self.process_bytes + _BATCHES_IN_HAND * self.batch_bytes
 
 
-def try_batch(pipeline: Pipeline, order: EpochOrder) -> Trial:
-    """Read and decode the first batch in this process, once to warm up and once to measure.
+def try_batches(pipeline: Pipeline, order: EpochOrder) -> Trial:
+    """Read and decode the first tasks' batches in this process: one to warm up, and up to :data:`_TRIED` to measure.
 
     Raises:
         DatasetError: if the shards can't be read.
     """
-    task = pipeline.plan.task(order, 0, 1)
+    windows, size = pipeline.plan.windows, pipeline.plan.windows.batch_size
+    of_task = min(BATCHES_PER_TASK, windows.batches)
+    starts = range(0, windows.batches - of_task + 1, of_task)
     reader, decoder = reader_of(pipeline.reader), decoder_of(pipeline.decode, pipeline.substitutes)
-    for _ in range(2):
-        before = time.perf_counter()
-        samples = reader.read(task.rows(0, 1))
-        wire = decoder.batch(samples, 0, 0, 0)
-        seconds = time.perf_counter() - before
+    spent: list[float] = []
+    decoded = encoded = 0
+    began = time.monotonic()
+    while len(spent) < 2 or (len(spent) <= _TRIED and time.monotonic() - began < _TRIAL_S):
+        first = starts[len(spent) % len(starts)]
+        before = time.process_time()  # other work on the machine, and waits for storage, are no part of it
+        samples = reader.read(pipeline.plan.task(order, first, first + of_task).rows(first, first + of_task))
+        for m in range(first, first + of_task):
+            of_batch = samples[(m - first) * size : (m - first + 1) * size]
+            wire = decoder.batch(of_batch, 0, m, m * size)
+            decoded = max(decoded, sum(a.nbytes for a in wire.arrays.values()))
+        spent.append(time.process_time() - before)
+        encoded = max(encoded, sum(column.nbytes for column in reader.to_columns(samples).values()) // of_task)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    encoded = sum(column.nbytes for column in reader.to_columns(samples).values())
-    return Trial(sum(a.nbytes for a in wire.arrays.values()), encoded, seconds / len(samples), most)
+    return Trial(decoded, encoded, statistics.median(spent[1:]) / (of_task * size), most)
 
 
 def batches_held(pipeline: Pipeline) -> int:
     """How many decoded batches lie in the object store at most: those that wait, tasks that had begun when there were
     too many of these, and what ranks hold.
 
-    A rank holds what Ray and the feed each prefetch, one in the feed's hand and one in use.
+    A rank holds what Ray and the feed each prefetch, a row in the feed's hand and a batch in use.
     """
-    begun = TASKS_IN_FLIGHT * BATCHES_PER_TASK
-    of_ranks = pipeline.plan.windows.world_size * (2 * PREFETCHED + 2)
-    return pipeline.config.decode.actors[1] * (WAITING_PER_ACTOR + begun) + of_ranks
+    of_actor = (TASKS_WAITING + TASKS_IN_FLIGHT) * BATCHES_PER_TASK
+    by_ray = max(PREFETCHED, pipeline.batches_per_row)
+    of_ranks = pipeline.plan.windows.world_size * (by_ray + PREFETCHED + pipeline.batches_per_row + 1)
+    return pipeline.config.decode.actors[1] * of_actor + of_ranks
 
 
-def plan_report(config: Config, world_size: int) -> Table:
-    """A two-column table of what training with ``config`` on ``world_size`` ranks will do.
+def work_of(trial: Trial, batch_size: int) -> Work:
+    """What a batch like that of ``trial`` takes."""
+    return Work(trial.seconds_per_image, batch_size, trial.batch_bytes, trial.encoded_bytes)
+
+
+def plan_report(config: Config, world_size: int, read_bytes_per_s: float = math.inf) -> Table:
+    """A two-column table of what training with ``config`` on ``world_size`` ranks will do, where storage gives all
+    readers together ``read_bytes_per_s``.
 
     Raises:
         ConfigError, DatasetError, PlanError: if it can't run at all.
@@ -87,7 +111,8 @@ def plan_report(config: Config, world_size: int) -> Table:
     pipeline = build_pipeline(config, "train", world_size, training=True)
     table = Table(title=f"{config.data.name}, split {pipeline.index.split}", show_header=False)
     order = pipeline.plan.order(0)
-    for name, value in [*_pack_rows(pipeline), *_plan_rows(pipeline, order), *_cost_rows(pipeline, order)]:
+    costs = _cost_rows(pipeline, order, read_bytes_per_s)
+    for name, value in [*_pack_rows(pipeline), *_plan_rows(pipeline, order), *costs]:
         table.add_row(name, value)
     return table
 
@@ -151,14 +176,12 @@ def _tail(windows: Windows) -> str:
     return "none: the samples fill whole windows"
 
 
-def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
-    low, high = pipeline.config.decode.actors
+def _cost_rows(pipeline: Pipeline, order: EpochOrder, read_bytes_per_s: float) -> list[tuple[str, str]]:
     held = batches_held(pipeline)
     try:
-        trial = try_batch(pipeline, order)
+        trial = try_batches(pipeline, order)
     except DatasetError as error:
         return [("object store", f"up to about {held:,} batches; their size is unknown: {error}")]
-    rate = 1 / trial.seconds_per_image
     blocks = 1 + READS_PER_NODE
     # Batches carry what comes before their frames in a video, some of it more than once.
     carried = pipeline.rows_per_block() * BATCHES_PER_TASK * trial.encoded_bytes
@@ -168,15 +191,31 @@ def _cost_rows(pipeline: Pipeline, order: EpochOrder) -> list[tuple[str, str]]:
         ("batch", f"{_size(trial.batch_bytes)} of pixels and targets"),
         ("object store", f"up to about {_size(held * trial.batch_bytes)} ({held:,} batches){encoded}"),
         ("a decode actor", f"up to about {_size(trial.actor_bytes)} of its own"),
-        (
-            "decode",
-            f"{rate:,.0f} images/s a core, so {rate * low:,.0f} to {rate * high:,.0f} with {low} to {high} actors",
-        ),
+        ("decode", f"{1 / trial.seconds_per_image:,.0f} images/s a core"),
+        *_rate_rows(pipeline, work_of(trial, pipeline.plan.windows.batch_size), read_bytes_per_s),
+    ]
+
+
+def _rate_rows(pipeline: Pipeline, work: Work, read_bytes_per_s: float) -> list[tuple[str, str]]:
+    """What the stream gives with the fewest and the most actors, a core each, and where all share this machine's."""
+    low, high = pipeline.config.decode.actors
+    cores = os.cpu_count() or 1
+    pools = [(n, forecast(work, n, read_bytes_per_s=read_bytes_per_s)) for n in sorted({low, high})]
+    here = forecast(work, high, cores, read_bytes_per_s)
+    apart = ", ".join(f"{_rate(each)} with {n} {'actor' if n == 1 else 'actors'}" for n, each in pools)
+    most = pools[-1][1]
+    return [
+        ("predicted", f"{apart}, a core each; {_rate(here)} if all share the {cores} cores here"),
         (
             "what limits",
-            f"decoding, if the ranks together take more than {rate * high:,.0f} images/s; else the training step",
+            f"{most.bottleneck}, if the ranks together take more than {most.images_per_s:,.0f} images/s; else the "
+            "training step",
         ),
     ]
+
+
+def _rate(of: Forecast) -> str:
+    return f"{of.images_per_s:,.0f} images/s ({of.bottleneck})"
 
 
 def _size(nbytes: float) -> str:

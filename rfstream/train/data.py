@@ -17,6 +17,7 @@ from rfstream.plan.windows import evaluation_batches
 from rfstream.stream.ranks import peers_of_group
 from rfstream.train.device import DeviceBatch, DeviceStage
 from rfstream.train.lightning import pl
+from rfstream.train.transfer import transferred
 
 StreamBatch = Batch | EpisodeBatch
 """What a stream yields, by ``data.format``."""
@@ -74,13 +75,8 @@ class StreamDataModule(pl.LightningDataModule):
         return self._evaluation("test")
 
     def transfer_batch_to_device(self, batch: StreamBatch, device: torch.device, dataloader_idx: int) -> StreamBatch:
-        """Copy to ``device``; through page-locked memory for a GPU, so that the CPU doesn't wait for the copy.
-
-        The copy runs on the stream of the training steps, after the one before.
-        """
-        if device.type == "cuda":
-            return batch.pin_memory().to(device, non_blocking=True)
-        return batch.to(device)
+        """Copy to ``device``: to a GPU beside the steps that it still computes."""
+        return transferred(batch, device)
 
     def on_after_batch_transfer(self, batch: StreamBatch, dataloader_idx: int) -> DeviceBatch | EpisodeBatch:
         """Scale, augment (in training alone) and normalise images on the device.

@@ -8,29 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfstream.config import Config
-from rfstream.dataset import storage
-from rfstream.errors import ConfigError
 from rfstream.train.lightning import pl
-
-
-def without_model(config: Config) -> Config:
-    """``config`` with :class:`Dummy` in its model's place, and an output folder ``dummy`` inside its own.
-
-    Raises:
-        ConfigError: if what trains decodes its own way.
-    """
-    run = config.train
-    if run.entry is not None:
-        raise ConfigError(
-            f"--dummy streams what train.model is given, but train.entry={run.entry} decodes its own way: leave out one"
-        )
-    update: dict[str, Any] = {
-        "model": "rfstream.train.dummy:build",
-        "model_args": {},
-        "output": storage.join(run.output, "dummy"),
-    }
-    return config.model_copy(update={"train": run.model_copy(update=update)})
 
 
 def build(data: Any) -> Dummy:

@@ -86,7 +86,7 @@ class Timing(pl.Callback):
         self.stepping_s += now - self._mark
         self._mark = now
         self._steps += 1
-        self.images += len(batch)
+        self.images += len(batch[1] if isinstance(batch, tuple) else batch)  # RF-DETR's: (samples, targets)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the run so far: the mean over ranks."""

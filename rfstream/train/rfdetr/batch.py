@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import ToDtype
 
 from rfstream import recycle
+from rfstream.batch import copied_pixels
 from rfstream.stream.wire import WireBatch
 from rfstream.train.rfdetr.decode import FIELD, SHAPE
 
@@ -53,11 +54,11 @@ class RFDETRBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> RFDETRBatch:
         """The batch on ``device``, still packed: one transfer a buffer."""
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.moved(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> RFDETRBatch:
         """The batch in page-locked memory (needs CUDA)."""
-        return self._map(Tensor.pin_memory)
+        return self.moved(Tensor.pin_memory)
 
     def samples(self) -> NestedTensor:
         """RF-DETR's images on the batch's device: float32 (B, 3, H, W), mask bool (B, H, W), true in the padding.
@@ -97,7 +98,8 @@ class RFDETRBatch:
                 first = last
         return targets
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> RFDETRBatch:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> RFDETRBatch:
+        """The batch with what ``move`` makes of each tensor that belongs on the device."""
         # Sizes stay on the CPU, where they are read.
         return replace(self, images=move(self.images), flat={name: move(flat) for name, flat in self.flat.items()})
 
@@ -107,7 +109,7 @@ def rfdetr_batch_of(wire: WireBatch, *, step: int, window_end: bool, normalize: 
     arrays = wire.arrays
     names = [name.removeprefix(FIELD) for name in arrays if name.startswith(FIELD)]
     return RFDETRBatch(
-        images=torch.from_numpy(recycle.copied(arrays["images"])),
+        images=copied_pixels(arrays["images"]),
         sizes=torch.from_numpy(np.array(arrays["sizes"])),
         flat={name: torch.from_numpy(np.array(arrays[FIELD + name])) for name in names},
         shapes={name: arrays[SHAPE + name].tolist() for name in names},

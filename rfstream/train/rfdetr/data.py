@@ -28,6 +28,7 @@ from rfstream.train.rfdetr.batch import RFDETRBatch, rfdetr_batch_of
 from rfstream.train.rfdetr.labels import PackedSplit, class_names, labels_of
 from rfstream.train.rfdetr.settings import Settings
 from rfstream.train.rfdetr.spec import RFDETRSpec
+from rfstream.train.transfer import transferred
 
 Role = Literal["train", "val", "test"]
 logger = get_logger()
@@ -38,7 +39,7 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
 
     Batch size, accumulation and seed are RF-DETR's (``batch_size``, ``eval_batch_size``, ``grad_accum_steps`` or the
     trainer's, ``seed``); ``stream`` may say the same or leave them out. Of ``stream``, ``decode.masks``,
-    ``decode.pad_multiple`` and ``augment`` have no part here: RF-DETR's configurations decide.
+    ``decode.pad_multiple``, ``decode.shrink_to`` and ``augment`` have no part here: RF-DETR's configurations decide.
 
     A checkpoint holds the place that the trainer reached (see :class:`rfstream.train.data.TrainingStream`).
 
@@ -184,10 +185,10 @@ class RFStreamDataModule(RFDETRDataModule):  # type: ignore[misc]
     ) -> tuple[NestedTensor, list[dict[str, Tensor]]]:
         """Copy bytes, then make RF-DETR's floats, masks and targets of them on the device.
 
-        For a GPU the copy goes through page-locked memory, so that the CPU doesn't wait for it.
+        A GPU copies beside the steps that it still computes.
         """
         self._at = (batch.epoch, batch.step)
-        moved = batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch.to(device)
+        moved = transferred(batch, device)
         return moved.samples(), moved.targets()
 
     def on_after_batch_transfer(self, batch: tuple[Any, Any], dataloader_idx: int) -> tuple[Any, Any]:

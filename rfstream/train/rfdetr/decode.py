@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from rfdetr.utilities.tensors import PackedTargets, make_collate_fn
 
+from rfstream import recycle
 from rfstream.dataset.reader import EncodedSample
 from rfstream.stream.bad import bad_sample
 from rfstream.stream.image import check_header, pixels_of, raise_pillow_limit, to_planes
@@ -57,7 +58,7 @@ class RFDETRDecoder:
         sizes = [(image.height, image.width) for image, _ in decoded]
         empty = [torch.empty(0, *size) for size in sizes]
         nested, targets = self._collate([(pixels, target) for pixels, (_, target) in zip(empty, decoded, strict=True)])
-        images = np.empty((len(decoded), 3, *nested.tensors.shape[2:]), dtype=np.uint8)
+        images = recycle.empty((len(decoded), 3, *nested.tensors.shape[2:]), np.uint8)
         for frame, (image, _) in zip(images, decoded, strict=True):
             to_planes(pixels_of(image), frame)
         arrays: dict[str, npt.NDArray[Any]] = {"images": images, "sizes": np.array(sizes, dtype=np.int64)}
