@@ -25,10 +25,11 @@ import memory
 
 import rfstream
 from rfstream import Config, RankLoader
-from rfstream.episodes.decode import decode_run
 from rfstream.episodes.sample import EncodedStep, Run, Shot
+from rfstream.episodes.video import VideoDecoder
+from rfstream.plan.position import Position
 from rfstream.session import ensure_ray
-from rfstream.stream.pipeline import build_pipeline
+from rfstream.stream.pipeline import BATCHES_PER_TASK, build_pipeline
 from rfstream.stream.source import reader_of
 
 
@@ -76,7 +77,7 @@ def announce(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(config: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Decode the stream's first batches for ``seconds``, in as many processes as it has actors."""
+    """Decode the stream's first tasks for ``seconds``, in as many processes as it has actors."""
     actors = Config(**config).decode.actors[1]
     with ProcessPoolExecutor(actors, multiprocessing.get_context("spawn")) as pool:
         parts = list(pool.map(partial(decode_share, config, seconds, actors), range(actors)))
@@ -86,15 +87,16 @@ def decode(config: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def decode_share(config: dict[str, Any], seconds: float, actors: int, first: int) -> dict[str, float]:
-    """Every ``actors``-th batch from ``first`` on. The clock runs while packets are decoded and frames turned into RGB,
+    """Every ``actors``-th of the stream's tasks from ``first`` on: of each the packets that its samples need, once,
+    whatever they share. The clock runs while packets are decoded and frames turned into RGB, as the stream does both,
     and not while their bytes are read."""
     found = {"samples": 0, "seconds": 0.0, "packets": 0, "decoders": 0}
-    to_rgb = av.video.reformatter.VideoReformatter()
+    video, to_rgb = VideoDecoder(), av.video.reformatter.VideoReformatter()
     for steps in islice(encoded(Config(**config)), first, None, actors):
         runs = {id(run): run for run in map(run_of, (s for step in steps for shots in step.shots for s in shots))}
         began = time.perf_counter()
         for run in runs.values():
-            for frame in decode_run(run).values():
+            for frame in video.frames(run).values():
                 to_rgb.reformat(frame, format="rgb24")
         found["seconds"] += time.perf_counter() - began
         found["samples"] += len(steps)
@@ -106,12 +108,10 @@ def decode_share(config: dict[str, Any], seconds: float, actors: int, first: int
 
 
 def encoded(config: Config) -> Iterator[list[EncodedStep]]:
-    """The stream's batches before they are decoded."""
+    """Samples of each of the stream's tasks before they are decoded."""
     pipeline = build_pipeline(config, "train", 1, training=True)
-    order = pipeline.plan.order(0)
-    for batch in range(pipeline.plan.windows.batches):
-        rows = pipeline.plan.task(order, batch, batch + 1).rows(batch, batch + 1)
-        yield reader_of(pipeline.reader).read(rows)
+    for task in pipeline.plan.tasks(Position(0, 0), 1, BATCHES_PER_TASK):
+        yield reader_of(pipeline.reader).read(task.rows(task.lo, task.hi))
 
 
 def run_of(shot: Shot) -> Run:

@@ -59,7 +59,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def across(way: str, ready: Ready, batch: Across) -> dict[str, float]:
     """Objects and bytes of a batch that cross from worker to training process."""
     if way.startswith("rfstream"):
-        row = to_row(WireBatch(0, 0, [str(i) for i in range(ready.batch_size)], arrays_of(ready)))
+        row = to_row([WireBatch(0, 0, [str(i) for i in range(ready.batch_size)], arrays_of(ready))])
         return {"objects": row.num_columns, "MB a batch": row.nbytes / 1e6}
     tensors = tensors_in(batch)
     return {"objects": len(tensors), "MB a batch": sum(tensor.nbytes for tensor in tensors) / 1e6}

@@ -58,6 +58,8 @@ LOADERS = {
     "rfstream-staged": Row("stream", ("staged",), peer=False),
     "dataloader-uint8": Row("dataloader", ("uint8",)),
     "dataloader-float": Row("dataloader", ("float",)),
+    "dataloader-uint8-pillow": Row("dataloader", ("uint8", "pillow")),
+    "dataloader-float-pillow": Row("dataloader", ("float", "pillow")),
     "webdataset": Row("webdataset"),
     "litdata": Row("litdata"),
     "mosaicml-streaming": Row("mosaicml"),

@@ -30,7 +30,7 @@ import rfstream
 from rfstream import Config, RankLoader
 from rfstream.session import ensure_ray
 from rfstream.stream.pipeline import build_pipeline
-from rfstream.tools.report import batches_held, try_batch
+from rfstream.tools.report import batches_held, try_batches
 
 EPOCHS = 10
 EVERY_S = 0.5
@@ -47,7 +47,7 @@ def config_of(pack: str) -> Config:
 def announced(config: Config) -> dict[str, int]:
     """The most that ``rfstream plan`` says of the object store and of a decode actor, in bytes."""
     pipeline = build_pipeline(config, "train", 1, training=True)
-    trial = try_batch(pipeline, pipeline.plan.order(0))
+    trial = try_batches(pipeline, pipeline.plan.order(0))
     return {"store": batches_held(pipeline) * trial.batch_bytes, "actor": trial.actor_bytes, "spilled": 0}
 
 

@@ -63,7 +63,7 @@ def main(source: str, batch_size: int = 8) -> None:
         return nested.tensors.clone(), nested.mask.clone(), targets.to_list("cpu")
 
     def ours() -> Any:
-        moved = batch._map(torch.clone)
+        moved = batch.moved(torch.clone)
         return moved, moved.samples(), moved.targets()
 
     across = sum(tensor.nbytes for tensor in (nested.tensors, nested.mask, *targets.fields.values()))

@@ -10,7 +10,8 @@ import numpy as np
 import ray
 import torch
 
-from peers.work import Delivered, Job, loose_files, square
+from peers.square import square
+from peers.work import Delivered, Job, loose_files
 from rfstream.dataset.index import read_index
 from rfstream.stream.targets import parse_sidecar, targets_of
 

@@ -32,6 +32,7 @@ class Ready:
     task: str
     batch_size: int
     seed: int = 0
+    size: int = SIZE
 
     def build(self) -> Ready:
         return self
@@ -49,12 +50,12 @@ class Ready:
 @cache
 def arrays_of(ready: Ready) -> Arrays:
     """Pixels and targets at random, laid out as rfstream lays them out; masks as bits."""
-    rng, images = np.random.default_rng(0), ready.batch_size
+    rng, images, size = np.random.default_rng(0), ready.batch_size, ready.size
     objects = images * OBJECTS[ready.task]
     arrays: Arrays = {
-        "images": rng.integers(0, 256, (images, 3, SIZE, SIZE), dtype=np.uint8),
-        "sizes": np.full((images, 2), SIZE, dtype=np.int64),
-        "orig_sizes": np.full((images, 2), SIZE, dtype=np.int64),
+        "images": rng.integers(0, 256, (images, 3, size, size), dtype=np.uint8),
+        "sizes": np.full((images, 2), size, dtype=np.int64),
+        "orig_sizes": np.full((images, 2), size, dtype=np.int64),
         "image_ids": np.arange(images, dtype=np.int64),
         "offsets": np.arange(0, objects + 1, OBJECTS[ready.task], dtype=np.int64),
         "boxes": rng.random((objects, 4), dtype=np.float32),
@@ -63,7 +64,7 @@ def arrays_of(ready: Ready) -> Arrays:
         "iscrowd": np.zeros(objects, dtype=np.int64),
     }
     if ready.task == "segmentation":
-        arrays["masks"] = rng.integers(0, 256, (objects, SIZE * SIZE // 8), dtype=np.uint8)
+        arrays["masks"] = rng.integers(0, 256, (objects, size * size // 8), dtype=np.uint8)
     return arrays
 
 

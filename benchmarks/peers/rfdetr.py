@@ -17,8 +17,9 @@ from rfstream.train.rfdetr import RFStreamDataModule
 CPU = torch.device("cpu")
 
 
-def module_of(job: Job, kind: str) -> Any:
-    model = RFDETRNanoConfig(pretrain_weights=None, device="cpu", resolution=job.size)
+def module_of(job: Job, kind: str, model: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """RF-DETR's data module, or ours for ``stream``; ``model`` and ``fields``: more of its two configurations."""
+    nano = RFDETRNanoConfig(**{"pretrain_weights": None, "device": "cpu", "resolution": job.size} | (model or {}))
     train = TrainConfig(
         dataset_file="webdataset" if kind == "tar" else "roboflow",
         dataset_dir=str(job.pack if kind == "tar" else job.data / "loose"),
@@ -26,11 +27,12 @@ def module_of(job: Job, kind: str) -> Any:
         num_workers=job.workers,
         augmentation_backend="torchvision",
         seed=0,
+        **fields,
     )
     if kind != "stream":
-        return RFDETRDataModule(model, train)
+        return RFDETRDataModule(nano, train)
     actors = {"actors": [job.workers, job.workers]}
-    return RFStreamDataModule(model, train, Config(data={"path": str(job.pack)}, decode=actors))
+    return RFStreamDataModule(nano, train, Config(data={"path": str(job.pack)}, decode=actors))
 
 
 def batches(job: Job, kind: str) -> Iterator[Delivered]:

@@ -7,26 +7,22 @@ libraries; and all do so in their own workers, in their own order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
-import numpy as np
 import torch
 from torch import Tensor
 
-from rfstream import Config
+from rfstream import Config, recycle
 from rfstream.dataset.layouts import find_splits, read_split
 from rfstream.dataset.reader import EncodedSample
-from rfstream.stream.augment import Image, Target
 from rfstream.stream.decode import DetectionDecoder
 from rfstream.stream.pipeline import Pipeline, build_pipeline
 
-GRID = 64
-"""Every so many pixels in both axes one enters the checksum."""
+from .square import GRID
 
 
 @dataclass(frozen=True)
@@ -53,31 +49,13 @@ class Delivered(NamedTuple):
     offsets: Tensor
 
 
-def square(size: int) -> Callable[[Image, Target, Any], tuple[Image, Target]]:
-    """Resize to ``size`` squared, and mirror about every second image: its own pixels say whether, so that it is the
-    same ones wherever a loader puts them."""
-    cv2.setNumThreads(1)  # a worker is a core's worth
-
-    def augment(image: Image, target: Target, _: Any) -> tuple[Image, Target]:
-        height, width = image.shape[:2]
-        mirrored = int(image[::GRID, ::GRID].sum()) % 2
-        image = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
-        boxes = target["boxes"] * np.float32([size / width, size / height] * 2)
-        if mirrored:
-            image = cv2.flip(image, 1)
-            boxes = np.float32([size, 0, size, 0]) + boxes[:, [2, 1, 0, 3]] * np.float32([-1, 1, -1, 1])
-        return image, {**target, "boxes": boxes}
-
-    return augment
-
-
 def config_of(job: Job, assembly: str = "auto") -> Config:
     """The stream that does the job."""
     return Config(
         data={"path": str(job.pack)},
         stream={"batch_size": job.batch_size, "tail": "drop", "assembly": assembly},
         decode={"actors": [job.workers, job.workers]},
-        augment={"cpu": {"transform": "peers.work:square", "args": {"size": job.size}}},
+        augment={"cpu": {"transform": "peers.square:square", "args": {"size": job.size}}},
     )
 
 
@@ -89,6 +67,7 @@ def pipeline_of(job: Job) -> Pipeline:
 @cache
 def decoder_of(job: Job) -> DetectionDecoder:
     """This process's decoder: what each of rfstream's actors has."""
+    recycle.keep_freed_memory()  # as they do
     decoder = pipeline_of(job).decode.build()
     assert isinstance(decoder, DetectionDecoder)
     return decoder
