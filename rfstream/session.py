@@ -9,8 +9,11 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 from ray._private import worker
@@ -18,8 +21,13 @@ from ray._private.state import state
 
 from rfstream.errors import ConfigError, RFStreamError, StreamError
 
+T = TypeVar("T")
+
 EXIT_GRACE_S = 10.0
 """Seconds that ranks may take from their last collective call to their exit."""
+_UNWATCHED = {"LOG_NAME_UPDATE_INTERVAL_S": "600", "REPORTER_UPDATE_INTERVAL_MS": "600000"}
+"""Environment of a Ray of which nobody reads logs and figures. By default it looks for new log files twice a second and
+at all of its processes every few seconds, for a tenth of a core."""
 
 
 def ensure_ray(min_cpus: int = 1) -> None:
@@ -42,18 +50,13 @@ def ensure_ray(min_cpus: int = 1) -> None:
         except ConnectionError as error:
             if "RAY_ADDRESS" in os.environ:
                 raise ConfigError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
-    start_ray(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, min_cpus),
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    start_ray(num_cpus=max(os.cpu_count() or 1, min_cpus))
     _quiet()
 
 
 def start_ray(**options: Any) -> None:
-    """``ray.init`` in a thread that stays: Linux ends Ray's processes with the thread that started them."""
+    """A local Ray, without dashboard or workers' output, in a thread that stays: Linux ends Ray's processes with the
+    thread that started them. ``options`` are ``ray.init``'s."""
     if threading.current_thread() is threading.main_thread():
         _init(**options)
         return
@@ -73,16 +76,34 @@ def start_ray(**options: Any) -> None:
 
 
 def _init(**options: Any) -> None:
-    """``ray.init``, and once more where a busy machine did not start its processes in the 30 s that Ray gives them.
+    options |= {"address": "local", "include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+    with _unwatched():
+        patiently(partial(ray.init, **options))
+
+
+def patiently(start: Callable[[], T]) -> T:
+    """What ``start`` gives; asked again where a busy machine did not start Ray's processes in the 30 s that Ray allows.
 
     Those of the first start end with the thread.
     """
     try:
-        ray.init(**options)
+        return start()
     except Exception as error:  # of no class of its own
         if "timed out during startup" not in str(error):
             raise
-        ray.init(**options)
+        return start()
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """What is started inside inherits :data:`_UNWATCHED`, but for what the environment says already."""
+    added = {name: value for name, value in _UNWATCHED.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def leave_last() -> None:

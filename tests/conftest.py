@@ -58,19 +58,7 @@ def ray_session(bucket: BadStorage, s3_bucket: BadStorage) -> Iterator[None]:
     from rfstream.session import start_ray
 
     if not ray.is_initialized():
-        with pytest.MonkeyPatch.context() as patched:
-            # By default Ray looks twice a second for new files among all workers' logs, which nobody reads here, and
-            # every 5 s at all processes: a tenth of the tests' CPU time.
-            patched.setenv("LOG_NAME_UPDATE_INTERVAL_S", "600")
-            patched.setenv("REPORTER_UPDATE_INTERVAL_MS", "600000")
-            start_ray(
-                address="local",
-                num_cpus=4,
-                object_store_memory=400_000_000,
-                include_dashboard=False,
-                logging_level="ERROR",
-                log_to_driver=False,
-            )
+        start_ray(num_cpus=4, object_store_memory=400_000_000)
     yield
     ray.shutdown()
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import rfstream
+from rfstream.session import patiently
 from rfstream.tools.scenes import make_scenes
 
 STORE = 200_000_000
@@ -32,9 +34,13 @@ def slow() -> Any:
 def main(folder: Path) -> None:
     """Print, as JSON, the role of the node that each decode actor ran on."""
     cluster = Cluster()
-    cluster.add_node(num_cpus=0, object_store_memory=STORE)
-    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=STORE)
-    cluster.add_node(num_cpus=3, object_store_memory=STORE, labels={"ray-subcluster": "decode"})
+    nodes: list[dict[str, Any]] = [
+        {"num_cpus": 0},
+        {"num_cpus": 1, "num_gpus": 1},
+        {"num_cpus": 3, "labels": {"ray-subcluster": "decode"}},
+    ]
+    for node in nodes:
+        patiently(partial(cluster.add_node, object_store_memory=STORE, **node))
     ray.init(address=cluster.address, log_to_driver=False)
     make_scenes(folder / "coco", train=400, val=1, seed=0)
     rfstream.pack(str(folder / "coco"), str(folder / "pack"), progress=False)

@@ -113,7 +113,7 @@ def test_bad_storage_is_one_sentence_and_the_run_resumes(
     rows: list[dict[str, Any]] = []
     with BadStorage(pack) as storage:
         # Storage is given up after half of it.
-        with loader_of(config(storage.url, timeout_s=90)) as loader:
+        with loader_of(config(storage.url, timeout_s=60)) as loader:
             with pytest.raises(StreamError, match=f"^{message}[^\\n]*$"):
                 while True:  # epochs may have been read already
                     for batch in loader:
@@ -129,7 +129,7 @@ def test_bad_storage_is_one_sentence_and_the_run_resumes(
 
 # Chaos
 
-CHAOS_S = 45
+CHAOS_S = 25
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,10 @@ def test_episodes_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
 def test_episodes_runs_where_there_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     notebook = nbformat.read(NOTEBOOKS / "episodes.ipynb", as_version=4)
-    notebook.cells = notebook.cells[:7]  # to the first picture: what follows knows the dataset no better
+    notebook.cells = notebook.cells[:4]  # to the dataset: what follows knows it no better
     notebook.cells[3].source = notebook.cells[3].source.replace("shared/data", "absent")
-    printed, pictures = run(notebook, tmp_path)
+    printed, _ = run(notebook, tmp_path)
     assert "camera observation.images.camera_0" in printed
-    assert "frame 0: action_is_pad [False, False, False]" in printed
-    assert ": action_is_pad [False, True, True]" in printed
-    assert len(pictures) == 1
 
 
 @pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)

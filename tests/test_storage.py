@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from gcs import BUCKET
 from hypothesis import given
@@ -16,13 +15,12 @@ from hypothesis import strategies as st
 from packing import files_in, pack_here
 
 from benchmarks.bad_storage import BadStorage, Line
-from rfstream.config import Config, load_config
+from rfstream.config import load_config
 from rfstream.dataset import storage
 from rfstream.dataset.index import PackFormat, SplitIndex, read_index
 from rfstream.dataset.parquet import ParquetReader
 from rfstream.dataset.tar import TarReader
 from rfstream.errors import DatasetError
-from rfstream.tools.ledger import first_difference, make_ledger
 from rfstream.tools.scenes import make_scenes
 from rfstream.train.run import train
 
@@ -60,25 +58,6 @@ def web(pack: SplitIndex) -> Iterator[BadStorage]:
     """The same pack over HTTP."""
     with BadStorage(Path(pack.path)) as server:
         yield server
-
-
-def ledger(path: str) -> pa.Table:
-    config = Config(
-        data={"path": path},
-        stream={"batch_size": 5, "block_bytes": "1MB", "timeout_s": 300},
-        decode={"actors": (1, 1)},
-    )
-    return make_ledger(config, epochs=1, world_size=1)
-
-
-def test_an_epoch_over_a_bad_line_is_the_local_one(
-    pack: SplitIndex, remote: str, line: BadStorage, ray_session: None
-) -> None:
-    line.line = BAD
-    streamed = ledger(remote)
-    assert line.requests["error"] > 0
-    assert line.requests["break off"] > 0
-    assert first_difference(ledger(pack.path), streamed) is None
 
 
 def test_the_demo_trains_from_a_bucket_over_a_bad_line_as_from_disk(

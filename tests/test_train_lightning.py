@@ -46,38 +46,30 @@ def test_ray_s_classes_are_ours() -> None:
 
 
 def test_where_both_are_installed_ray_takes_the_other_and_we_do_not(tmp_path: Path) -> None:
-    where = both_installed(tmp_path)
-    plain = run(
-        """
-        import lightning.pytorch, ray.train.lightning as theirs
-        assert issubclass(theirs.RayDDPStrategy, lightning.pytorch.strategies.DDPStrategy)
-        """,
-        where,
-    )
-    assert plain.returncode == 0, plain.stderr
     done = run(
         """
+        import sys
         from rfstream.train.lightning import pl, ray_lightning
-        ours = ray_lightning()
-        assert pl.__name__ == "pytorch_lightning" and ours._lightning_utils.pl is pl
-        assert ours.RayDDPStrategy.__mro__[1] is pl.strategies.DDPStrategy
-        assert ours.RayLightningEnvironment.__mro__[1] is pl.plugins.environments.LightningEnvironment
+
+        def are_ours(classes):
+            assert pl.__name__ == "pytorch_lightning" and classes._lightning_utils.pl is pl
+            assert classes.RayDDPStrategy.__mro__[1] is pl.strategies.DDPStrategy
+            assert classes.RayLightningEnvironment.__mro__[1] is pl.plugins.environments.LightningEnvironment
+
+        def forget():
+            for name in [name for name in sys.modules if name.startswith(("lightning", "ray.train.lightning"))]:
+                del sys.modules[name]
+            ray_lightning.cache_clear()
+
+        are_ours(ray_lightning())
         import lightning.pytorch  # importable again
         assert lightning.pytorch.strategies.DDPStrategy is not pl.strategies.DDPStrategy
-        """,
-        where,
-    )
-    assert done.returncode == 0, done.stderr
 
-
-def test_what_was_imported_before_stays_as_it_was(tmp_path: Path) -> None:
-    done = run(
-        """
+        forget()
         import lightning.pytorch, ray.train.lightning as theirs
-        from rfstream.train.lightning import pl, ray_lightning
         ours = ray_lightning()
-        assert ours is not theirs and ours.RayDDPStrategy.__mro__[1] is pl.strategies.DDPStrategy
-        import sys
+        are_ours(ours)
+        assert ours is not theirs
         assert sys.modules["lightning.pytorch"] is lightning.pytorch and sys.modules["ray.train.lightning"] is theirs
         assert issubclass(theirs.RayDDPStrategy, lightning.pytorch.strategies.DDPStrategy)
         """,
