@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -267,6 +268,7 @@ def test_torchrun_with_a_rank_that_has_nothing_to_validate_and_then_raises(two: 
     assert time.time() - failed < 200, "the other rank, or a process of the launcher, went on"
     assert done.returncode != 0
     assert "RuntimeError: no luck in this step" in done.stderr
-    assert "error: rank 0 can't go on: rank 1 failed: RuntimeError: no luck in this step" in done.stderr
+    # Or it still waited for the batch of that step, on a busy machine, and says that it waits no longer.
+    assert re.search(r"^error: rank 0.*: rank 1 failed: RuntimeError: no luck in this step$", done.stderr, re.M)
     assert [(n["rank"], n["images"]) for n in notes if n["kind"] == "val"] == [(0, [1, 2])]
     assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
