@@ -46,7 +46,8 @@ def consume(name: str, job: Job, images: int, step_s: float) -> dict[str, float]
         if seen >= images:
             break
     seconds = asked - began
-    figures = {"images/s": measured / seconds, "waiting, %": 100 * waited / seconds, "memory, MB": tree_memory()[1] / 1e6}
+    figures = {"images/s": measured / seconds, "waiting, %": 100 * waited / seconds}
+    figures["memory, MB"] = tree_memory()[1] / 1e6
     return figures | ({"object store, MB": store / 1e6} if store else {})
 
 
