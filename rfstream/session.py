@@ -78,10 +78,10 @@ def start_ray(**options: Any) -> None:
 def _init(**options: Any) -> None:
     options |= {"address": "local", "include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
     with _unwatched():
-        patiently(partial(ray.init, **options))
+        start_again_if_late(partial(ray.init, **options))
 
 
-def patiently(start: Callable[[], T]) -> T:
+def start_again_if_late(start: Callable[[], T]) -> T:
     """What ``start`` gives; asked again where a busy machine did not start Ray's processes in the 30 s that Ray allows.
 
     Those of the first start end with the thread.

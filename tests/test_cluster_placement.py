@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import rfstream
-from rfstream.session import patiently
+from rfstream.session import start_again_if_late
 from rfstream.tools.scenes import make_scenes
 
 STORE = 200_000_000
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         {"num_cpus": 3, "labels": {"ray-subcluster": "decode"}},
     ]
     for node in nodes:
-        patiently(partial(cluster.add_node, object_store_memory=STORE, **node))
+        start_again_if_late(partial(cluster.add_node, object_store_memory=STORE, **node))
     ray.init(address=cluster.address, log_to_driver=False)
     make_scenes(folder / "coco", train=400, val=1, seed=0)
     rfstream.pack(str(folder / "coco"), str(folder / "pack"), progress=False)

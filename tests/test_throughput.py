@@ -14,7 +14,7 @@ from packing import pack_here
 from rich.console import Console
 
 from rfstream.config import Config
-from rfstream.plan.throughput import MEASURED, Work, forecast, rates
+from rfstream.plan.throughput import MEASURED, Work, forecast
 from rfstream.tools.report import plan_report
 from rfstream.tools.scenes import make_scenes
 
@@ -59,8 +59,8 @@ def test_larger_batches_of_such_images_are_never_slower(work: Work, actors: int,
 
 @given(works, counts, st.none() | counts, bandwidths)
 def test_the_bottleneck_is_the_lowest_rate(work: Work, actors: int, cores: int | None, read: float) -> None:
-    found, by_part = forecast(work, actors, cores, read), rates(work, actors, cores, read)
-    assert found.images_per_s == by_part[found.bottleneck] == min(by_part.values())
+    found = forecast(work, actors, cores, read)
+    assert found.images_per_s == found.by_part[found.bottleneck] == min(found.by_part.values())
     # Decoding alone, and what one execution hands out, are bounds whatever the bottleneck.
     assert found.images_per_s <= actors / work.seconds_per_image
     assert found.images_per_s <= MEASURED.batches_per_s * work.batch_size * (1 + 1e-9)

@@ -56,47 +56,36 @@ class Work:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Images a second of all ranks together, and what limits them."""
+    """``by_part``: images a second of all ranks together that each part would give if the others gave any number."""
 
-    images_per_s: float
-    bottleneck: str
+    by_part: dict[str, float]
+
+    @property
+    def bottleneck(self) -> str:
+        """The slowest part: who consumes is taken to wait for nothing else."""
+        return min(self.by_part, key=self.by_part.__getitem__)
+
+    @property
+    def images_per_s(self) -> float:
+        """What the slowest part leaves."""
+        return self.by_part[self.bottleneck]
 
 
-def rates(
-    work: Work,
-    actors: int,
-    cores: int | None = None,
-    read_bytes_per_s: float = math.inf,
-    hand_off: HandOff = MEASURED,
-) -> dict[str, float]:
-    """Images a second that each part would give if the others gave any number.
+def forecast(work: Work, actors: int, cores: int | None = None, read_bytes_per_s: float = math.inf) -> Forecast:
+    """What a stream gives, with the hand-off's costs as :data:`MEASURED`.
 
     Args:
         work: what a batch takes.
         actors: decode actors, one core each.
         cores: all that actors, Ray and ranks share; ``None`` if each has its own.
         read_bytes_per_s: what storage gives all readers together.
-        hand_off: its costs.
     """
     decoding = work.seconds_per_image * work.batch_size
-    handing = hand_off.of_actor(work.batch_bytes)
+    handing = MEASURED.of_actor(work.batch_bytes)
     batches = {
         "decoding" if decoding >= handing else "hand-off in the actors": actors / (decoding + handing),
-        "cores": math.inf if cores is None else cores / (decoding + hand_off.of_all(work.batch_bytes)),
-        "hand-off": hand_off.batches_per_s,
+        "cores": math.inf if cores is None else cores / (decoding + MEASURED.of_all(work.batch_bytes)),
+        "hand-off": MEASURED.batches_per_s,
         "storage": read_bytes_per_s / work.encoded_bytes,
     }
-    return {part: rate * work.batch_size for part, rate in batches.items()}
-
-
-def forecast(
-    work: Work,
-    actors: int,
-    cores: int | None = None,
-    read_bytes_per_s: float = math.inf,
-    hand_off: HandOff = MEASURED,
-) -> Forecast:
-    """The lowest of :func:`rates`: who consumes is taken to wait for nothing else."""
-    by_part = rates(work, actors, cores, read_bytes_per_s, hand_off)
-    bottleneck = min(by_part, key=by_part.__getitem__)
-    return Forecast(by_part[bottleneck], bottleneck)
+    return Forecast({part: rate * work.batch_size for part, rate in batches.items()})
